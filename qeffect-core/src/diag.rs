@@ -1,0 +1,164 @@
+//! Diagnostics: what is wrong, where each end of it is, in which instance, and how to mend it.
+//!
+//! Wording follows rustc: lower case, no full stop, names in backticks as the user wrote them. The
+//! headline states the violated fact; a label states the role of its place; a note is a fact
+//! needed to believe it; help is one edit.
+
+use core::fmt;
+
+use crate::code::Code;
+use crate::ids::Rank;
+use crate::origin::Origin;
+
+/// A place in a program and, where it is an item of an unrolled schedule, which one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Place {
+    /// Where it was written.
+    pub origin: Origin,
+    /// Rank and index in [`Schedule::rank`](crate::schedule::Schedule::rank), to recover loop values.
+    pub item: Option<(Rank, u32)>,
+}
+
+impl From<Origin> for Place {
+    fn from(origin: Origin) -> Self {
+        Place { origin, item: None }
+    }
+}
+
+/// A further place that takes part in a fault.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Label {
+    /// Where.
+    pub place: Place,
+    /// Its role, as a short clause: `first consumed by I(1, 3)`.
+    pub text: String,
+}
+
+/// One fault.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Diagnostic {
+    /// Its code.
+    pub code: Code,
+    /// The headline.
+    pub message: String,
+    /// The offending place.
+    pub primary: Place,
+    /// The role of the offending place, for drawings with labels.
+    pub role: String,
+    /// The other places.
+    pub labels: Vec<Label>,
+    /// Facts.
+    pub notes: Vec<String>,
+    /// One edit that mends it.
+    pub help: Option<String>,
+}
+
+impl Diagnostic {
+    /// A fault with headline and offending place.
+    pub fn new(code: Code, primary: impl Into<Place>, message: impl Into<String>) -> Self {
+        Diagnostic {
+            code,
+            message: message.into(),
+            primary: primary.into(),
+            role: String::new(),
+            labels: Vec::new(),
+            notes: Vec::new(),
+            help: None,
+        }
+    }
+
+    /// Sets the role of the offending place.
+    #[must_use]
+    pub fn role(mut self, text: impl Into<String>) -> Self {
+        self.role = text.into();
+        self
+    }
+
+    /// Adds a place that takes part.
+    #[must_use]
+    pub fn label(mut self, place: impl Into<Place>, text: impl Into<String>) -> Self {
+        self.labels.push(Label {
+            place: place.into(),
+            text: text.into(),
+        });
+        self
+    }
+
+    /// Adds a fact.
+    #[must_use]
+    pub fn note(mut self, text: impl Into<String>) -> Self {
+        self.notes.push(text.into());
+        self
+    }
+
+    /// Sets the edit that mends it.
+    #[must_use]
+    pub fn help(mut self, text: impl Into<String>) -> Self {
+        self.help = Some(text.into());
+        self
+    }
+}
+
+/// All faults of the first failing phase, in source order, capped.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Report {
+    /// The faults shown.
+    pub diagnostics: Vec<Diagnostic>,
+    /// How many more there are.
+    pub omitted: usize,
+}
+
+/// Most faults shown per report.
+pub const SHOWN: usize = 20;
+
+impl Report {
+    /// Puts faults in source order, drops repeats of one (code, place), and caps the list.
+    pub fn from_faults(mut faults: Vec<Diagnostic>) -> Report {
+        faults.sort_by_key(|d| {
+            (
+                d.primary.origin,
+                d.primary.item.map(|(r, i)| (r, i)),
+                d.code,
+            )
+        });
+        faults.dedup_by_key(|d| (d.primary.origin, d.code, d.message.clone()));
+        let omitted = faults.len().saturating_sub(SHOWN);
+        faults.truncate(SHOWN);
+        Report {
+            diagnostics: faults,
+            omitted,
+        }
+    }
+
+    /// The codes of the faults shown, for tests.
+    pub fn codes(&self) -> Vec<Code> {
+        self.diagnostics.iter().map(|d| d.code).collect()
+    }
+}
+
+impl fmt::Display for Report {
+    /// Headlines, notes and help without source lines.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, d) in self.diagnostics.iter().enumerate() {
+            if n > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "error: {} [{}]", d.message, d.code)?;
+            for label in &d.labels {
+                write!(f, "\n  note: {}", label.text)?;
+            }
+            for note in &d.notes {
+                write!(f, "\n  note: {note}")?;
+            }
+            if let Some(help) = &d.help {
+                write!(f, "\n  help: {help}")?;
+            }
+        }
+        if self.omitted > 0 {
+            write!(f, "\n  note: and {} more", self.omitted)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Report {}

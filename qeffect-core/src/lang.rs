@@ -1,0 +1,2 @@
+//! The schedule language: tokens, syntax tree, interpreter.
+pub mod token;

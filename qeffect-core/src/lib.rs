@@ -1,0 +1,21 @@
+//! The contract of QEffect, and everything that judges a schedule against it.
+//!
+//! Data flows one way through this crate:
+//!
+//! ```text
+//! text or Rust tokens ─ lang::parse ─► Program ─ lang::interpret ─► Schedule ─ lower ─► Plan ─ check ─► Checked
+//! ```
+//!
+//! The macro `schedule!`, the command line, the runtime and the tests all walk this same path, so
+//! there is one interpreter, one lowering and one checker. Nothing here knows of `syn` or CUDA.
+#![forbid(unsafe_code)]
+
+pub mod action;
+pub mod code;
+pub mod diag;
+pub mod ids;
+pub mod lang;
+pub mod origin;
+pub mod plan;
+pub mod schedule;
+pub mod token;
