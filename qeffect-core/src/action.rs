@@ -76,12 +76,7 @@ pub struct Item {
 impl Item {
     /// An item from plain numbers, for readers and expansions.
     pub const fn new(kind: Kind, stage: u32, microbatch: u32, origin: u32) -> Item {
-        Item {
-            kind,
-            stage: Stage(stage),
-            microbatch: Microbatch(microbatch),
-            origin: Origin(origin),
-        }
+        Item { kind, stage: Stage(stage), microbatch: Microbatch(microbatch), origin: Origin(origin) }
     }
 }
 
@@ -93,13 +88,7 @@ impl fmt::Display for Item {
             Kind::Reduce => write!(f, "reduce({})", self.stage),
             Kind::Commit => f.write_str("commit"),
             Kind::OverlapBegin | Kind::OverlapBranch | Kind::OverlapEnd => f.write_str("overlap"),
-            kind => write!(
-                f,
-                "{}({}, {})",
-                kind.letter().unwrap_or('?'),
-                self.stage,
-                self.microbatch
-            ),
+            kind => write!(f, "{}({}, {})", kind.letter().unwrap_or('?'), self.stage, self.microbatch),
         }
     }
 }

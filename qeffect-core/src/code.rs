@@ -125,14 +125,9 @@ codes! {
 impl Code {
     /// The code that is printed as `text` (`QE0101`, any case).
     pub fn parse(text: &str) -> Option<Code> {
-        let digits = text
-            .strip_prefix("QE")
-            .or_else(|| text.strip_prefix("qe"))?;
+        let digits = text.strip_prefix("QE").or_else(|| text.strip_prefix("qe"))?;
         let number: u16 = (digits.len() == 4).then(|| digits.parse().ok())??;
-        Code::ALL
-            .iter()
-            .copied()
-            .find(|code| *code as u16 == number)
+        Code::ALL.iter().copied().find(|code| *code as u16 == number)
     }
 }
 

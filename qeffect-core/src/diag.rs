@@ -77,10 +77,7 @@ impl Diagnostic {
     /// Adds a place that takes part.
     #[must_use]
     pub fn label(mut self, place: impl Into<Place>, text: impl Into<String>) -> Self {
-        self.labels.push(Label {
-            place: place.into(),
-            text: text.into(),
-        });
+        self.labels.push(Label { place: place.into(), text: text.into() });
         self
     }
 
@@ -114,20 +111,11 @@ pub const SHOWN: usize = 20;
 impl Report {
     /// Puts faults in source order, drops repeats of one (code, place), and caps the list.
     pub fn from_faults(mut faults: Vec<Diagnostic>) -> Report {
-        faults.sort_by_key(|d| {
-            (
-                d.primary.origin,
-                d.primary.item.map(|(r, i)| (r, i)),
-                d.code,
-            )
-        });
+        faults.sort_by_key(|d| (d.primary.origin, d.primary.item.map(|(r, i)| (r, i)), d.code));
         faults.dedup_by_key(|d| (d.primary.origin, d.code, d.message.clone()));
         let omitted = faults.len().saturating_sub(SHOWN);
         faults.truncate(SHOWN);
-        Report {
-            diagnostics: faults,
-            omitted,
-        }
+        Report { diagnostics: faults, omitted }
     }
 
     /// The codes of the faults shown, for tests.

@@ -74,13 +74,7 @@ pub struct Node {
 impl Node {
     /// A node from plain numbers, for expansions.
     pub const fn new(op: Op, stage: u32, microbatch: u32, slot: u32, origin: u32) -> Node {
-        Node {
-            op,
-            stage: Stage(stage),
-            microbatch: Microbatch(microbatch),
-            slot,
-            origin: Origin(origin),
-        }
+        Node { op, stage: Stage(stage), microbatch: Microbatch(microbatch), slot, origin: Origin(origin) }
     }
 }
 

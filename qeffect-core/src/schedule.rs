@@ -164,10 +164,6 @@ impl Schedule {
 
     /// The stages of one rank, ascending.
     pub fn stages_of(&self, rank: Rank) -> impl Iterator<Item = Stage> + '_ {
-        self.placement
-            .iter()
-            .enumerate()
-            .filter(move |(_, r)| **r == rank)
-            .map(|(s, _)| Stage(s as u32))
+        self.placement.iter().enumerate().filter(move |(_, r)| **r == rank).map(|(s, _)| Stage(s as u32))
     }
 }

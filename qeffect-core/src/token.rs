@@ -28,11 +28,7 @@ impl<D> Token<D> {
     /// The first token of a cell. Whoever makes two for one cell breaks the contract; the ledger
     /// makes exactly one per stage and direction.
     pub const fn first(stage: Stage) -> Self {
-        Token {
-            stage,
-            rolls: 0,
-            direction: PhantomData,
-        }
+        Token { stage, rolls: 0, direction: PhantomData }
     }
 
     /// The stage whose state this token moves.
@@ -47,9 +43,6 @@ impl<D> Token<D> {
 
     /// The token after one roll.
     pub fn rolled(self) -> Self {
-        Token {
-            rolls: self.rolls + 1,
-            ..self
-        }
+        Token { rolls: self.rolls + 1, ..self }
     }
 }
