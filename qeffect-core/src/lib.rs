@@ -13,9 +13,13 @@
 pub mod action;
 pub mod code;
 pub mod diag;
+pub mod dtype;
+pub mod fp8;
 pub mod ids;
 pub mod lang;
 pub mod origin;
 pub mod plan;
+pub mod recipe;
+pub mod scaling;
 pub mod schedule;
 pub mod token;
