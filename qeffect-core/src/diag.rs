@@ -111,7 +111,7 @@ pub const SHOWN: usize = 20;
 impl Report {
     /// Puts faults in source order, drops repeats of one (code, place), and caps the list.
     pub fn from_faults(mut faults: Vec<Diagnostic>) -> Report {
-        faults.sort_by_key(|d| (d.primary.origin, d.primary.item.map(|(r, i)| (r, i)), d.code));
+        faults.sort_by_key(|d| (d.primary.origin, d.primary.item, d.code));
         faults.dedup_by_key(|d| (d.primary.origin, d.code, d.message.clone()));
         let omitted = faults.len().saturating_sub(SHOWN);
         faults.truncate(SHOWN);

@@ -75,7 +75,8 @@ impl ScaleRule {
     pub fn roll(&self, scale: &mut [f32], history: &mut [f32], reduced: Option<&[f32]>) -> Result<(), HistoryShape> {
         let cells = scale.len();
         let entries = history.len();
-        if cells == 0 || entries == 0 || entries % cells != 0 || reduced.is_some_and(|row| row.len() != cells) {
+        if cells == 0 || entries == 0 || !entries.is_multiple_of(cells) || reduced.is_some_and(|row| row.len() != cells)
+        {
             return Err(HistoryShape { cells, entries });
         }
         let length = entries / cells;
