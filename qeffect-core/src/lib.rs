@@ -22,4 +22,5 @@ pub mod plan;
 pub mod recipe;
 pub mod scaling;
 pub mod schedule;
+pub mod tape;
 pub mod token;
