@@ -11,16 +11,21 @@
 #![forbid(unsafe_code)]
 
 pub mod action;
+pub mod check;
+pub mod coalesce;
 pub mod code;
 pub mod diag;
 pub mod dtype;
 pub mod fp8;
 pub mod ids;
+pub mod index;
 pub mod lang;
+pub mod lower;
 pub mod origin;
 pub mod plan;
 pub mod recipe;
 pub mod scaling;
 pub mod schedule;
 pub mod tape;
+pub mod sim;
 pub mod token;

@@ -1,0 +1,274 @@
+//! QE04 for plans whose communication somebody wrote: imported `compute_comms` programs.
+//!
+//! What [`crate::lower`] adds is right by construction; what a file says is judged here. Legal:
+//! every boundary between ranks has one send (after its producer) and one post (before its consumer)
+//! per microbatch, and both ends of an edge name the microbatches in the same order. Illegal: two
+//! swapped receives, which would train on swapped microbatches.
+
+use std::collections::HashMap;
+
+use crate::code::Code;
+use crate::diag::{Diagnostic, Place};
+use crate::ids::{Rank, Stage};
+use crate::lower::{backward_edge, forward_edge};
+use crate::plan::{Node, Op};
+
+/// Judges the sends, posts and waits of `nodes` (per rank, in program order) on transport `edge`.
+///
+/// `placement` gives the rank of each stage. Compute nodes are taken as legal: check the schedule
+/// that they form first. A consumer without a `Wait` waits right before it runs.
+pub fn check(nodes: &[Vec<Node>], placement: &[Rank]) -> Vec<Diagnostic> {
+    let mut table = Table::default();
+    let mut faults = Vec::new();
+    for (rank, program) in nodes.iter().enumerate() {
+        for (at, node) in program.iter().enumerate() {
+            table.enter(Rank(rank as u32), at, node, placement, &mut faults);
+        }
+    }
+    if faults.is_empty() {
+        table.pair(placement, &mut faults);
+    }
+    if faults.is_empty() {
+        table.orders(&mut faults);
+    }
+    faults
+}
+
+/// A message: edge and microbatch.
+type Key = (u32, u32);
+
+/// Where a node stands.
+#[derive(Clone, Copy)]
+struct At {
+    rank: Rank,
+    index: usize,
+    node: Node,
+}
+
+impl At {
+    fn place(&self) -> Place {
+        Place { origin: self.node.origin, item: Some((self.rank, self.index as u32)) }
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    produced: HashMap<Key, At>,
+    consumed: HashMap<Key, At>,
+    sent: HashMap<Key, At>,
+    posted: HashMap<Key, At>,
+    waited: HashMap<Key, At>,
+    /// Messages in the order in which sends and posts name them, per edge.
+    send_order: HashMap<u32, Vec<Key>>,
+    post_order: HashMap<u32, Vec<Key>>,
+}
+
+/// The text name of a communication node, as in PyTorch's format.
+fn name(node: &Node) -> String {
+    let word = match node.op {
+        Op::SendForward => "SEND_F",
+        Op::PostForward => "RECV_F",
+        Op::WaitForward => "WAIT_F",
+        Op::SendBackward => "SEND_B",
+        Op::PostBackward => "RECV_B",
+        Op::WaitBackward => "WAIT_B",
+        Op::Forward => "F",
+        Op::InputGrad => "I",
+        Op::FullBackward => "B",
+        _ => "?",
+    };
+    format!("{}{word}{}", node.stage, node.microbatch)
+}
+
+impl Table {
+    fn enter(&mut self, rank: Rank, index: usize, node: &Node, placement: &[Rank], faults: &mut Vec<Diagnostic>) {
+        let stages = placement.len() as u32;
+        let at = At { rank, index, node: *node };
+        let into_forward = node.stage.0.checked_sub(1).and_then(|from| forward_edge(stages, Stage(from)));
+        let into_backward =
+            (node.stage.0 + 1 < stages).then(|| backward_edge(stages, Stage(node.stage.0 + 1))).flatten();
+        let out_forward = forward_edge(stages, node.stage);
+        let out_backward = backward_edge(stages, node.stage);
+        let mut key = |edge: Option<u32>, what: &str| -> Option<Key> {
+            let fault = if placement.get(node.stage.index()) != Some(&rank) {
+                Some(format!("{} stands on rank {rank}, which does not hold stage {}", name(node), node.stage))
+            } else {
+                match edge {
+                    None => {
+                        Some(format!("{} has no {what}: stage {} is the end of the pipeline", name(node), node.stage))
+                    }
+                    Some(edge) => {
+                        let [from, to] = ends(edge, stages);
+                        (placement[from.index()] == placement[to.index()]).then(|| {
+                            format!(
+                                "{} crosses no boundary: stages {from} and {to} both live on rank {rank}",
+                                name(node)
+                            )
+                        })
+                    }
+                }
+            };
+            if let Some(message) = fault {
+                faults.push(Diagnostic::new(Code::MessageUnknown, at.place(), message));
+                return None;
+            }
+            edge.map(|edge| (edge, node.microbatch.0))
+        };
+        let doubled = |table: &mut HashMap<Key, At>, key: Key, verb: &str, faults: &mut Vec<Diagnostic>| {
+            if let Some(first) = table.get(&key) {
+                faults.push(
+                    Diagnostic::new(Code::MessageDoubled, at.place(), format!("{} {verb} a second time", name(node)))
+                        .label(first.place(), "the first time is here")
+                        .help("remove one of them"),
+                );
+                false
+            } else {
+                table.insert(key, at);
+                true
+            }
+        };
+        match node.op {
+            Op::SendForward | Op::SendBackward => {
+                let edge = if node.op == Op::SendForward { out_forward } else { out_backward };
+                if let Some(key) = key(edge, "receiver")
+                    && doubled(&mut self.sent, key, "is sent", faults)
+                {
+                    self.send_order.entry(key.0).or_default().push(key);
+                }
+            }
+            Op::PostForward | Op::PostBackward => {
+                let edge = if node.op == Op::PostForward { into_forward } else { into_backward };
+                if let Some(key) = key(edge, "sender")
+                    && doubled(&mut self.posted, key, "is received", faults)
+                {
+                    self.post_order.entry(key.0).or_default().push(key);
+                }
+            }
+            Op::WaitForward | Op::WaitBackward => {
+                let edge = if node.op == Op::WaitForward { into_forward } else { into_backward };
+                if let Some(key) = key(edge, "sender") {
+                    doubled(&mut self.waited, key, "is awaited", faults);
+                }
+            }
+            Op::Forward => {
+                self.compute(out_forward, into_forward, at);
+            }
+            Op::InputGrad | Op::FullBackward => {
+                self.compute(out_backward, into_backward, at);
+            }
+            _ => {}
+        }
+    }
+
+    fn compute(&mut self, out: Option<u32>, into: Option<u32>, at: At) {
+        let microbatch = at.node.microbatch.0;
+        if let Some(edge) = out {
+            self.produced.insert((edge, microbatch), at);
+        }
+        if let Some(edge) = into {
+            self.consumed.insert((edge, microbatch), at);
+        }
+    }
+
+    /// Every message has both ends, each in its place.
+    fn pair(&self, placement: &[Rank], faults: &mut Vec<Diagnostic>) {
+        let stages = placement.len() as u32;
+        for (key, producer) in &self.produced {
+            let [from, to] = ends(key.0, stages);
+            if placement[from.index()] == placement[to.index()] {
+                continue;
+            }
+            let Some(consumer) = self.consumed.get(key) else { continue };
+            match (self.sent.get(key), self.posted.get(key)) {
+                (None, None) => faults.push(
+                    Diagnostic::new(
+                        Code::MessageMissing,
+                        consumer.place(),
+                        format!("{} consumes what is neither sent nor received", name(&consumer.node)),
+                    )
+                    .label(producer.place(), format!("{} produces it", name(&producer.node)))
+                    .help(format!("send it from rank {} and receive it on rank {}", producer.rank, consumer.rank)),
+                ),
+                (Some(send), None) => faults.push(
+                    Diagnostic::new(
+                        Code::MessageMissing,
+                        send.place(),
+                        format!("{} is never received", name(&send.node)),
+                    )
+                    .label(consumer.place(), format!("{} consumes it", name(&consumer.node))),
+                ),
+                (None, Some(post)) => faults.push(
+                    Diagnostic::new(Code::MessageMissing, post.place(), format!("{} is never sent", name(&post.node)))
+                        .label(producer.place(), format!("{} produces it", name(&producer.node))),
+                ),
+                (Some(send), Some(post)) => self.placed(*key, producer, send, post, consumer, faults),
+            }
+        }
+        for (table, verb) in [(&self.sent, "sent"), (&self.posted, "received"), (&self.waited, "awaited")] {
+            for at in table.iter().filter(|(key, _)| !self.produced.contains_key(key)).map(|(_, at)| at) {
+                faults.push(Diagnostic::new(
+                    Code::MessageUnknown,
+                    at.place(),
+                    format!("{} is {verb}, but nothing produces it", name(&at.node)),
+                ));
+            }
+        }
+    }
+
+    fn placed(&self, key: Key, producer: &At, send: &At, post: &At, consumer: &At, faults: &mut Vec<Diagnostic>) {
+        let mut early = |at: &At, what: &str, other: &At| {
+            faults.push(
+                Diagnostic::new(
+                    Code::MessageEarly,
+                    at.place(),
+                    format!("{} {what} {}", name(&at.node), name(&other.node)),
+                )
+                .label(other.place(), format!("{} runs here", name(&other.node)))
+                .help("swap the two"),
+            );
+        };
+        if send.index < producer.index {
+            early(send, "is sent before it is produced by", producer);
+        }
+        if post.index > consumer.index {
+            early(post, "is received after its consumer", consumer);
+        }
+        if let Some(wait) = self.waited.get(&key) {
+            if wait.index > consumer.index {
+                early(wait, "is awaited after its consumer", consumer);
+            } else if wait.index < post.index {
+                early(wait, "is awaited before it is received by", post);
+            }
+        }
+    }
+
+    /// Both ends of every edge name the messages in the same order.
+    fn orders(&self, faults: &mut Vec<Diagnostic>) {
+        for (edge, sends) in &self.send_order {
+            let Some(posts) = self.post_order.get(edge) else { continue };
+            if let Some((sent, posted)) = sends.iter().zip(posts).find(|(a, b)| a != b) {
+                let (send, post) = (&self.sent[sent], &self.posted[posted]);
+                faults.push(
+                    Diagnostic::new(
+                        Code::FifoOrder,
+                        post.place(),
+                        format!(
+                            "{} would take {}: the ends order this channel differently",
+                            name(&post.node),
+                            name(&send.node)
+                        ),
+                    )
+                    .role("takes the next message of the channel")
+                    .label(send.place(), format!("the next message is {}", name(&send.node)))
+                    .help("receive in the order in which the other end sends"),
+                );
+            }
+        }
+    }
+}
+
+/// Sending and receiving stage of an edge.
+fn ends(edge: u32, stages: u32) -> [Stage; 2] {
+    let inner = stages - 1;
+    if edge < inner { [Stage(edge), Stage(edge + 1)] } else { [Stage(edge - inner + 1), Stage(edge - inner)] }
+}

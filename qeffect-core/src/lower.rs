@@ -1,0 +1,261 @@
+//! Lowering: adds communication, slots, receive buffers and the bookkeeping of a step.
+//!
+//! # Why bounded receive buffers hold nobody up
+//!
+//! Messages of an edge arrive in the sender's order, and a send whose message finds no free buffer
+//! waits on its own stream while the sender computes on. When a rank waits for a message, the
+//! messages before it on the edge that it has not yet consumed are fixed by the two program orders,
+//! not by timing; the run at unit costs with unbounded buffers has held all of them and the awaited
+//! one at once. So with as many buffers as that run's peak the awaited message always finds one, and
+//! a plan deadlocks if and only if it does with unbounded buffers.
+
+use std::borrow::Cow;
+
+use crate::action::{Item, Kind};
+use crate::ids::{Microbatch, Rank, Stage};
+use crate::index::{ABSENT, Index};
+use crate::origin::Origin;
+use crate::plan::{Direction, Edge, NONE, Node, Op, Plan};
+use crate::schedule::Schedule;
+use crate::sim::{self, Timeline};
+
+/// Lowers a schedule that passed the checks up to communication. `timeline` is its run at unit costs.
+pub fn lower(schedule: &Schedule, index: &Index, timeline: &Timeline) -> Plan {
+    let edges = edges(schedule, index, timeline);
+    let mut slot_of = vec![ABSENT; schedule.stages as usize * schedule.microbatches as usize];
+    let mut nodes = Vec::with_capacity(schedule.items.len() * 2);
+    let mut starts = Vec::with_capacity(schedule.ranks as usize + 1);
+    let mut peaks = Vec::with_capacity(schedule.ranks as usize);
+    let orders = Orders::new(schedule, &edges);
+    for rank in 0..schedule.ranks {
+        starts.push(nodes.len() as u32);
+        let live = sim::live(schedule, index, Rank(rank), &mut slot_of);
+        peaks.push(live.peaks);
+        RankLowering { schedule, edges: &edges, orders: &orders, rank: Rank(rank), nodes: &mut nodes }
+            .lower(&live.slots);
+    }
+    starts.push(nodes.len() as u32);
+    Plan { nodes: nodes.into(), starts: starts.into(), edges: edges.into(), peaks: Cow::Owned(peaks) }
+}
+
+/// All logical edges, with receive buffers.
+fn edges(schedule: &Schedule, index: &Index, timeline: &Timeline) -> Vec<Edge> {
+    let inner = schedule.stages.saturating_sub(1);
+    let mut events = Vec::new();
+    let mut edge = |direction, from: u32, to: u32| {
+        let table = match direction {
+            Direction::Forward => &index.forward,
+            Direction::Backward => &index.input_grad,
+        };
+        Edge {
+            direction,
+            from: Stage(from),
+            to: Stage(to),
+            from_rank: schedule.placement[from as usize],
+            to_rank: schedule.placement[to as usize],
+            buffers: sim::unconsumed(schedule, timeline, table, Stage(from), Stage(to), &mut events),
+        }
+    };
+    let mut edges: Vec<Edge> = (0..inner).map(|s| edge(Direction::Forward, s, s + 1)).collect();
+    if !schedule.eval {
+        edges.extend((0..inner).map(|s| edge(Direction::Backward, s + 1, s)));
+    }
+    edges
+}
+
+/// Index in [`Plan::edges`] of the edge that carries F's output of `from`, if it has a successor.
+pub(crate) fn forward_edge(stages: u32, from: Stage) -> Option<u32> {
+    (from.0 + 1 < stages).then_some(from.0)
+}
+
+/// Index in [`Plan::edges`] of the edge that carries dX of `from`, if it has a predecessor.
+pub(crate) fn backward_edge(stages: u32, from: Stage) -> Option<u32> {
+    (from.0 > 0).then(|| stages - 1 + from.0 - 1)
+}
+
+/// Per edge, the microbatches in the order in which the sender produces them.
+struct Orders {
+    sent: Vec<Vec<Microbatch>>,
+}
+
+impl Orders {
+    fn new(schedule: &Schedule, edges: &[Edge]) -> Orders {
+        let mut sent: Vec<Vec<Microbatch>> = vec![Vec::new(); edges.len()];
+        for item in schedule.items.iter() {
+            if let Some(edge) = output_edge(schedule, item)
+                && edges[edge as usize].from_rank != edges[edge as usize].to_rank
+            {
+                sent[edge as usize].push(item.microbatch);
+            }
+        }
+        Orders { sent }
+    }
+}
+
+/// The edge that takes what an item produces.
+fn output_edge(schedule: &Schedule, item: &Item) -> Option<u32> {
+    match item.kind {
+        Kind::Forward => forward_edge(schedule.stages, item.stage),
+        Kind::InputGrad | Kind::FullBackward => backward_edge(schedule.stages, item.stage),
+        _ => None,
+    }
+}
+
+/// The edge that brings what an item consumes.
+fn input_edge(schedule: &Schedule, item: &Item) -> Option<u32> {
+    match item.kind {
+        Kind::Forward if item.stage.0 > 0 => forward_edge(schedule.stages, Stage(item.stage.0 - 1)),
+        Kind::InputGrad | Kind::FullBackward if item.stage.0 + 1 < schedule.stages => {
+            backward_edge(schedule.stages, Stage(item.stage.0 + 1))
+        }
+        _ => None,
+    }
+}
+
+struct RankLowering<'a> {
+    schedule: &'a Schedule,
+    edges: &'a [Edge],
+    orders: &'a Orders,
+    rank: Rank,
+    nodes: &'a mut Vec<Node>,
+}
+
+impl RankLowering<'_> {
+    fn lower(&mut self, slots: &[u32]) {
+        let items = self.schedule.rank(self.rank);
+        let stages: Vec<Stage> = self.schedule.stages_of(self.rank).collect();
+        let first_stage = stages.first().map_or(0, |s| s.index());
+        // Per stage of this rank (dense from its lowest stage): gradient actions left, refreshed.
+        let span = stages.last().map_or(0, |s| s.index() - first_stage + 1);
+        let mut left = vec![0u32; span];
+        let mut refreshed = vec![false; span];
+        let (mut reduce_written, mut commit_written) = (false, false);
+        for item in items {
+            match item.kind {
+                Kind::InputGrad | Kind::FullBackward | Kind::WeightGrad | Kind::WeightGradJoin => {
+                    left[item.stage.index() - first_stage] += 1;
+                }
+                Kind::Refresh => refreshed[item.stage.index() - first_stage] = true,
+                Kind::Reduce => reduce_written = true,
+                Kind::Commit => commit_written = true,
+                _ => {}
+            }
+        }
+
+        let mut posted = self.initial_posts();
+        for (at, item) in items.iter().enumerate() {
+            let local = item.stage.index().wrapping_sub(first_stage);
+            if item.kind == Kind::Forward && !self.schedule.eval && !refreshed[local] {
+                refreshed[local] = true;
+                self.push(Op::Refresh, item.stage, NONE);
+            }
+            let input = input_edge(self.schedule, item).filter(|e| self.crosses(*e));
+            if let Some(edge) = input {
+                let op = match self.edges[edge as usize].direction {
+                    Direction::Forward => Op::WaitForward,
+                    Direction::Backward => Op::WaitBackward,
+                };
+                self.push_for(op, item, edge);
+            }
+            if item.kind == Kind::Commit {
+                self.push(Op::Agree, Stage(0), NONE);
+            }
+            self.nodes.push(Node {
+                op: compute_op(item.kind),
+                stage: item.stage,
+                microbatch: item.microbatch,
+                slot: slots[at],
+                origin: item.origin,
+            });
+            if let Some(edge) = output_edge(self.schedule, item).filter(|e| self.crosses(*e)) {
+                let op = match self.edges[edge as usize].direction {
+                    Direction::Forward => Op::SendForward,
+                    Direction::Backward => Op::SendBackward,
+                };
+                self.push_for(op, item, edge);
+            }
+            if let Some(edge) = input {
+                self.post_next(edge, &mut posted);
+            }
+            let gradient =
+                matches!(item.kind, Kind::InputGrad | Kind::FullBackward | Kind::WeightGrad | Kind::WeightGradJoin);
+            if gradient {
+                left[local] -= 1;
+                if left[local] == 0 && !reduce_written {
+                    self.push(Op::Reduce, item.stage, NONE);
+                }
+            }
+        }
+        if !self.schedule.eval && !commit_written {
+            self.push(Op::Agree, Stage(0), NONE);
+            self.push(Op::Commit, Stage(0), NONE);
+        }
+    }
+
+    /// Posts the first receives of every incoming edge, as many as it has buffers. Returns, per
+    /// incoming edge, how many were posted.
+    fn initial_posts(&mut self) -> Vec<(u32, u32)> {
+        let mut posted = Vec::new();
+        let stages: Vec<Stage> = self.schedule.stages_of(self.rank).collect();
+        for stage in stages {
+            let forward = stage.0.checked_sub(1).and_then(|from| forward_edge(self.schedule.stages, Stage(from)));
+            let backward = (!self.schedule.eval && stage.0 + 1 < self.schedule.stages)
+                .then(|| backward_edge(self.schedule.stages, Stage(stage.0 + 1)))
+                .flatten();
+            for edge in [forward, backward].into_iter().flatten().filter(|e| self.crosses(*e)) {
+                posted.push((edge, 0));
+            }
+        }
+        posted.sort_unstable();
+        for at in 0..posted.len() {
+            for _ in 0..self.edges[posted[at].0 as usize].buffers {
+                self.post_next(posted[at].0, &mut posted);
+            }
+        }
+        posted
+    }
+
+    /// Posts the next receive of an edge, in sender order, if a message is left.
+    fn post_next(&mut self, edge: u32, posted: &mut [(u32, u32)]) {
+        let at = posted.binary_search_by_key(&edge, |(edge, _)| *edge).expect("every incoming edge is listed");
+        let order = &self.orders.sent[edge as usize];
+        if let Some(microbatch) = order.get(posted[at].1 as usize) {
+            posted[at].1 += 1;
+            let target = &self.edges[edge as usize];
+            let op = match target.direction {
+                Direction::Forward => Op::PostForward,
+                Direction::Backward => Op::PostBackward,
+            };
+            self.nodes.push(Node { op, stage: target.to, microbatch: *microbatch, slot: edge, origin: Origin::NONE });
+        }
+    }
+
+    fn crosses(&self, edge: u32) -> bool {
+        self.edges[edge as usize].from_rank != self.edges[edge as usize].to_rank
+    }
+
+    fn push(&mut self, op: Op, stage: Stage, slot: u32) {
+        self.nodes.push(Node { op, stage, microbatch: Microbatch(0), slot, origin: Origin::NONE });
+    }
+
+    fn push_for(&mut self, op: Op, item: &Item, slot: u32) {
+        self.nodes.push(Node { op, stage: item.stage, microbatch: item.microbatch, slot, origin: item.origin });
+    }
+}
+
+const fn compute_op(kind: Kind) -> Op {
+    match kind {
+        Kind::Forward => Op::Forward,
+        Kind::InputGrad => Op::InputGrad,
+        Kind::WeightGrad => Op::WeightGrad,
+        Kind::FullBackward => Op::FullBackward,
+        Kind::Recompute => Op::Recompute,
+        Kind::WeightGradJoin => Op::WeightGradJoin,
+        Kind::Refresh => Op::Refresh,
+        Kind::Reduce => Op::Reduce,
+        Kind::Commit => Op::Commit,
+        Kind::OverlapBegin => Op::OverlapBegin,
+        Kind::OverlapBranch => Op::OverlapBranch,
+        Kind::OverlapEnd => Op::OverlapEnd,
+    }
+}
