@@ -26,6 +26,6 @@ pub mod plan;
 pub mod recipe;
 pub mod scaling;
 pub mod schedule;
-pub mod tape;
 pub mod sim;
+pub mod tape;
 pub mod token;

@@ -18,6 +18,8 @@ pub struct CostModel {
     pub stages: Vec<Costs>,
     /// Time from the end of a producer to the earliest start of its consumer on another rank.
     pub latency: i64,
+    /// Cost of a whole `overlap`; `None`: the sum of its branches.
+    pub overlap: Option<i64>,
 }
 
 impl CostModel {
@@ -28,7 +30,7 @@ impl CostModel {
 
     /// The same costs on every stage, messages cost nothing.
     pub fn uniform(costs: Costs) -> CostModel {
-        CostModel { stages: vec![costs], latency: 0 }
+        CostModel { stages: vec![costs], latency: 0, overlap: None }
     }
 
     /// The cost of one item: B costs i + w, R costs f, each member of a coalesced W costs w.
@@ -90,67 +92,121 @@ pub struct Blocked {
 
 /// Runs a schedule that passed placement and ownership checks.
 ///
+/// An `overlap` is one block: it starts when everything that its members need from outside is
+/// there, and its results are usable when it ends.
+///
 /// # Errors
 ///
 /// Every rank that never ends, with what it waits for.
 pub fn run(schedule: &Schedule, index: &Index, costs: &CostModel) -> Result<Timeline, Vec<Blocked>> {
-    const PENDING: i64 = i64::MIN;
     let ranks = schedule.ranks as usize;
-    let mut end = vec![PENDING; schedule.items.len()];
-    let mut next: Vec<u32> = schedule.starts[..ranks].to_vec();
-    let mut clock = vec![0i64; ranks];
-    let mut busy = vec![0i64; ranks];
-    let mut first = vec![PENDING; ranks];
-    let mut waits_for = vec![ABSENT; ranks];
-    let mut ready: Vec<usize> = (0..ranks).rev().collect();
+    let mut run = Run {
+        schedule,
+        index,
+        costs,
+        end: vec![PENDING; schedule.items.len()],
+        next: schedule.starts[..ranks].to_vec(),
+        clock: vec![0; ranks],
+        busy: vec![0; ranks],
+        first: vec![PENDING; ranks],
+        waits: vec![None; ranks],
+        ready: (0..ranks).rev().collect(),
+    };
+    while let Some(rank) = run.ready.pop() {
+        run.waits[rank] = None;
+        while run.next[rank] < schedule.starts[rank + 1] {
+            if let Err(wait) = run.step(rank) {
+                run.waits[rank] = Some(wait);
+                break;
+            }
+        }
+    }
+    let blocked: Vec<Blocked> = run.waits.iter().flatten().copied().collect();
+    if !blocked.is_empty() {
+        return Err(blocked);
+    }
+    let makespan = run.clock.iter().copied().max().unwrap_or(0);
+    let first = run.first.iter().map(|start| (*start).max(0)).collect();
+    Ok(Timeline { end: run.end, makespan, busy: run.busy, first, last: run.clock })
+}
 
-    while let Some(rank) = ready.pop() {
-        let stop = schedule.starts[rank + 1];
-        waits_for[rank] = ABSENT;
-        while next[rank] < stop {
-            let at = next[rank] as usize;
-            let item = &schedule.items[at];
-            let mut start = clock[rank];
-            if let Some(needs) = index::dependency(schedule, index, item) {
-                let ready_at = if needs == ABSENT { PENDING } else { end[needs as usize] };
-                if ready_at == PENDING {
-                    waits_for[rank] = needs;
-                    break;
-                }
-                let source = if item.kind == Kind::Forward { item.stage.0 - 1 } else { item.stage.0 + 1 };
-                let local = schedule.placement[source as usize].index() == rank;
-                start = start.max(ready_at + if local { 0 } else { costs.latency });
+const PENDING: i64 = i64::MIN;
+
+struct Run<'a> {
+    schedule: &'a Schedule,
+    index: &'a Index,
+    costs: &'a CostModel,
+    end: Vec<i64>,
+    next: Vec<u32>,
+    clock: Vec<i64>,
+    busy: Vec<i64>,
+    first: Vec<i64>,
+    waits: Vec<Option<Blocked>>,
+    ready: Vec<usize>,
+}
+
+impl Run<'_> {
+    /// Runs the next item (or whole overlap) of a rank, or says what it waits for.
+    fn step(&mut self, rank: usize) -> Result<(), Blocked> {
+        let at = self.next[rank];
+        let item = self.schedule.items[at as usize];
+        if item.kind == Kind::OverlapBegin {
+            return self.overlap(rank, at);
+        }
+        let start = self.arrival(rank, at, &item)?.max(self.clock[rank]);
+        self.finish(rank, at..at + 1, start, self.costs.cost(&item));
+        Ok(())
+    }
+
+    fn overlap(&mut self, rank: usize, begin: u32) -> Result<(), Blocked> {
+        let rest = &self.schedule.items[begin as usize..self.schedule.starts[rank + 1] as usize];
+        let length = rest.iter().position(|i| i.kind == Kind::OverlapEnd).map_or(rest.len(), |n| n + 1);
+        let block = begin..begin + length as u32;
+        let (mut start, mut sum) = (self.clock[rank], 0);
+        for at in block.clone() {
+            let item = self.schedule.items[at as usize];
+            sum += self.costs.cost(&item);
+            let inside =
+                index::dependency(self.schedule, self.index, &item).is_some_and(|needs| block.contains(&needs));
+            if !inside {
+                start = start.max(self.arrival(rank, at, &item)?);
             }
-            let cost = costs.cost(item);
-            if item.kind.is_compute() && first[rank] == PENDING {
-                first[rank] = start;
-            }
-            clock[rank] = start + cost;
-            busy[rank] += cost;
-            end[at] = clock[rank];
-            next[rank] += 1;
-            if let Some(stage) = index::dependent(schedule, item) {
-                let other = schedule.placement[stage.index()].index();
-                if other != rank && waits_for[other] == at as u32 {
-                    waits_for[other] = ABSENT;
-                    ready.push(other);
+        }
+        self.finish(rank, block, start, self.costs.overlap.unwrap_or(sum));
+        Ok(())
+    }
+
+    /// When what an item needs from another stage is there.
+    fn arrival(&self, rank: usize, at: u32, item: &Item) -> Result<i64, Blocked> {
+        let Some(needs) = index::dependency(self.schedule, self.index, item) else { return Ok(PENDING) };
+        if needs == ABSENT || self.end[needs as usize] == PENDING {
+            return Err(Blocked { rank: Rank(rank as u32), item: at, needs });
+        }
+        let source = if item.kind == Kind::Forward { item.stage.0 - 1 } else { item.stage.0 + 1 };
+        let local = self.schedule.placement[source as usize].index() == rank;
+        Ok(self.end[needs as usize] + if local { 0 } else { self.costs.latency })
+    }
+
+    /// Ends a block of items and wakes whoever waits for one of them.
+    fn finish(&mut self, rank: usize, block: std::ops::Range<u32>, start: i64, cost: i64) {
+        let compute = cost > 0 || self.schedule.items[block.start as usize].kind.is_compute();
+        if compute && self.first[rank] == PENDING {
+            self.first[rank] = start;
+        }
+        self.clock[rank] = start + cost;
+        self.busy[rank] += cost;
+        self.next[rank] = block.end;
+        for at in block {
+            self.end[at as usize] = self.clock[rank];
+            if let Some(stage) = index::dependent(self.schedule, &self.schedule.items[at as usize]) {
+                let other = self.schedule.placement[stage.index()].index();
+                if other != rank && self.waits[other].is_some_and(|wait| wait.needs == at) {
+                    self.ready.push(other);
+                    self.waits[other] = None;
                 }
             }
         }
     }
-
-    let blocked: Vec<Blocked> = (0..ranks)
-        .filter(|rank| next[*rank] < schedule.starts[*rank + 1])
-        .map(|rank| Blocked { rank: Rank(rank as u32), item: next[rank], needs: waits_for[rank] })
-        .collect();
-    if !blocked.is_empty() {
-        return Err(blocked);
-    }
-    let makespan = clock.iter().copied().max().unwrap_or(0);
-    for start in &mut first {
-        *start = (*start).max(0);
-    }
-    Ok(Timeline { end, makespan, busy, first, last: clock })
 }
 
 /// Peak numbers of live slots, tapes and works of one rank, and the slot of every F.

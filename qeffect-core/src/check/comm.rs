@@ -43,8 +43,41 @@ pub fn deadlocks(schedule: &Schedule, blocked: &[Blocked]) -> Vec<Diagnostic> {
     faults
 }
 
+/// The overlap that encloses an item, as a range of [`Schedule::items`].
+fn enclosing_overlap(schedule: &Schedule, at: u32) -> Option<std::ops::Range<u32>> {
+    let (rank, local) = schedule.locate(at);
+    let (items, base) = (schedule.rank(rank), at - local);
+    let begin =
+        items[..local as usize].iter().rposition(|i| matches!(i.kind, Kind::OverlapBegin | Kind::OverlapEnd))?;
+    let end = begin + items[begin..].iter().position(|i| i.kind == Kind::OverlapEnd)?;
+    (items[begin].kind == Kind::OverlapBegin).then(|| base + begin as u32..base + end as u32)
+}
+
+/// The fault of an overlap that needs, through other ranks, what it produces itself.
+fn self_dependent(schedule: &Schedule, cycle: &[&Blocked]) -> Option<Diagnostic> {
+    let item = |at: u32| &schedule.items[at as usize];
+    cycle.iter().find_map(|stopped| {
+        let block = enclosing_overlap(schedule, stopped.item)?;
+        let taken = cycle.iter().find(|wait| block.contains(&wait.needs))?;
+        Some(
+            Diagnostic::new(
+                Code::OverlapDependent,
+                place_of(schedule, stopped.item),
+                format!("{} depends on {}, which stands in the same overlap", item(stopped.item), item(taken.needs)),
+            )
+            .label(place_of(schedule, taken.needs), format!("rank {} needs this for {}", taken.rank, item(taken.item)))
+            .label(place_of(schedule, stopped.needs), format!("and this one needs {} in turn", item(stopped.needs)))
+            .note("an overlap starts when all that it needs is there, and its results are usable when it ends")
+            .help("take one of the two out of the overlap"),
+        )
+    })
+}
+
 fn cycle_fault(schedule: &Schedule, cycle: &[&Blocked]) -> Diagnostic {
     const WAITS_SHOWN: usize = 6;
+    if let Some(fault) = self_dependent(schedule, cycle) {
+        return fault;
+    }
     let item = |at: u32| &schedule.items[at as usize];
     let first = cycle[0];
     let message = match cycle {
