@@ -1,1 +1,3 @@
-//! TODO
+//! Devices, ops, driver and training loop of QEffect.
+
+pub mod kernels;
