@@ -11,15 +11,18 @@
 #![forbid(unsafe_code)]
 
 pub mod action;
+pub mod bind;
 pub mod check;
 pub mod coalesce;
 pub mod code;
 pub mod diag;
 pub mod dtype;
+pub mod execute;
 pub mod fp8;
 pub mod ids;
 pub mod index;
 pub mod lang;
+pub mod ledger;
 pub mod lower;
 pub mod origin;
 pub mod plan;
@@ -27,5 +30,7 @@ pub mod recipe;
 pub mod scaling;
 pub mod schedule;
 pub mod sim;
+pub mod slots;
 pub mod tape;
 pub mod token;
+pub mod version;

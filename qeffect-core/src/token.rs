@@ -31,6 +31,12 @@ impl<D> Token<D> {
         Token { stage, rolls: 0, direction: PhantomData }
     }
 
+    /// The token of a cell that was put back to an earlier state. Only for the keeper that lost
+    /// the token to a failed action.
+    pub(crate) const fn restored(stage: Stage, rolls: u64) -> Self {
+        Token { stage, rolls, direction: PhantomData }
+    }
+
     /// The stage whose state this token moves.
     pub const fn stage(&self) -> Stage {
         self.stage

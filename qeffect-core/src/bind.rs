@@ -1,0 +1,202 @@
+//! Binding: a checked schedule meets a model, a recipe and a run.
+//!
+//! The checker proves what a schedule says; whether a run may use it depends on facts that only the
+//! run has. [`bind`] compares them once, at start, and its result is the only way to a [`Ledger`]
+//! for a rank of the schedule.
+
+use crate::action::Kind;
+use crate::code::Code;
+use crate::diag::{Diagnostic, Report};
+use crate::ids::{Rank, Stage};
+use crate::ledger::{Ledger, StageContract};
+use crate::plan::Checked;
+use crate::schedule::{Schedule, Update};
+
+/// How weight gradients reach the optimizer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Gradients {
+    /// One contribution per (stage, microbatch), summed in microbatch order: any order of W.
+    #[default]
+    Copied,
+    /// W adds into the gradient: the bits of `Copied` only where W ascends.
+    Direct,
+    /// One W per group of microbatches.
+    Coalesced,
+}
+
+impl Gradients {
+    const fn name(self) -> &'static str {
+        match self {
+            Gradients::Copied => "copied",
+            Gradients::Direct => "direct",
+            Gradients::Coalesced => "coalesced",
+        }
+    }
+}
+
+/// What only the run knows.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RunFacts {
+    /// The transitions that the recipe needs: [`Recipe::update`](crate::recipe::Recipe::update).
+    pub update: Update,
+    /// Stages into which the model is cut.
+    pub stages: u32,
+    /// Microbatches of a batch.
+    pub microbatches: u32,
+    /// Placement of gradients.
+    pub gradients: Gradients,
+    /// Accept a schedule whose order of F's or I's gives other numbers than the ascending one.
+    pub allow_order_dependent: bool,
+}
+
+/// A schedule that fits its run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bound {
+    checked: Checked,
+    facts: RunFacts,
+}
+
+impl Bound {
+    /// The schedule and its plan.
+    pub const fn checked(&self) -> &Checked {
+        &self.checked
+    }
+
+    /// The run's facts.
+    pub const fn facts(&self) -> &RunFacts {
+        &self.facts
+    }
+
+    /// The ledger of a rank, at start. `rolls` says how often F and I of a stage roll its cells.
+    pub fn ledger(&self, rank: Rank, mut rolls: impl FnMut(Stage) -> (u32, u32)) -> Ledger {
+        let contracts: Vec<StageContract> = self
+            .checked
+            .schedule
+            .stages_of(rank)
+            .map(|stage| {
+                let (forward_rolls, backward_rolls) = rolls(stage);
+                StageContract { stage, forward_rolls, backward_rolls }
+            })
+            .collect();
+        let slots = self.checked.plan.peaks.get(rank.index()).map_or(0, |peaks| peaks.slots);
+        Ledger::new(rank, &contracts, self.facts.microbatches, slots)
+    }
+
+    /// Binds a forward-only schedule to the same run: it must find every stage where training put it.
+    ///
+    /// # Errors
+    ///
+    /// QE0903 if ranks, stages or placement differ, or if the schedule trains.
+    pub fn evaluation(&self, checked: Checked) -> Result<Bound, Report> {
+        let (training, evaluation) = (&self.checked.schedule, &checked.schedule);
+        if !evaluation.eval {
+            let message = format!("`{}` trains, and is used for evaluation", evaluation.name);
+            return Err(one(fault(evaluation, Code::StageMismatch, message).help("add `eval` to its header")));
+        }
+        if training.ranks != evaluation.ranks || training.placement != evaluation.placement {
+            let message = format!("`{}` places stages otherwise than `{}`", evaluation.name, training.name);
+            let note = |s: &Schedule| {
+                let ranks: Vec<String> = s.placement.iter().map(Rank::to_string).collect();
+                format!("`{}`: stages on ranks {} of {}", s.name, ranks.join(", "), s.ranks)
+            };
+            let fault = fault(evaluation, Code::StageMismatch, message).note(note(training)).note(note(evaluation));
+            return Err(one(fault.help("evaluation uses the weights where training keeps them")));
+        }
+        let facts = RunFacts { microbatches: evaluation.microbatches, ..self.facts };
+        Ok(Bound { checked, facts })
+    }
+}
+
+/// Compares a training schedule with the run's facts.
+///
+/// # Errors
+///
+/// Every fact that does not fit, as QE09xx.
+pub fn bind(checked: Checked, facts: RunFacts) -> Result<Bound, Report> {
+    let schedule = &checked.schedule;
+    let mut faults = Vec::new();
+    if schedule.eval {
+        let message = format!("`{}` is forward-only, and is used for training", schedule.name);
+        return Err(one(fault(schedule, Code::StageMismatch, message)));
+    }
+    if schedule.stages != facts.stages {
+        let message = format!("`{}` runs {} stages, the model has {}", schedule.name, schedule.stages, facts.stages);
+        let help = format!("cut the model into {} stages", schedule.stages);
+        faults.push(fault(schedule, Code::StageMismatch, message).help(help));
+    }
+    if schedule.microbatches != facts.microbatches {
+        let message = format!(
+            "`{}` runs {} microbatches, a batch has {}",
+            schedule.name, schedule.microbatches, facts.microbatches
+        );
+        faults.push(fault(schedule, Code::BatchMismatch, message));
+    }
+    if facts.update > schedule.update {
+        let message = format!(
+            "the recipe moves its state per {}, `{}` only declares `update: {}`",
+            name(facts.update),
+            schedule.name,
+            name(schedule.update)
+        );
+        let help = format!(
+            "declare `update: {}`, or choose a recipe with `update={}`",
+            name(facts.update),
+            name(schedule.update)
+        );
+        faults.push(fault(schedule, Code::RecipeTooStrict, message).help(help));
+    }
+    if checked.order_dependent && facts.update == Update::Microbatch && !facts.allow_order_dependent {
+        let message =
+            format!("`{}` runs microbatches out of order, and the recipe rolls its state with each", schedule.name);
+        let note = "the numbers depend on the order in which a stage runs its F's and its I's";
+        let help = "use `update=step`, or allow this schedule by name";
+        faults.push(fault(schedule, Code::OrderDependent, message).note(note).help(help));
+    }
+    if let Some(reason) = unfit(schedule, facts.gradients) {
+        let message =
+            format!("gradient placement `{}` does not fit `{}`: {reason}", facts.gradients.name(), schedule.name);
+        faults.push(fault(schedule, Code::GradientsUnsupported, message));
+    }
+    if faults.is_empty() { Ok(Bound { checked, facts }) } else { Err(Report { diagnostics: faults, omitted: 0 }) }
+}
+
+/// Why a gradient placement does not fit.
+fn unfit(schedule: &Schedule, gradients: Gradients) -> Option<String> {
+    match gradients {
+        Gradients::Copied | Gradients::Direct if schedule.coalesce > 1 => {
+            Some(format!("it coalesces {} microbatches per weight gradient", schedule.coalesce))
+        }
+        Gradients::Copied => None,
+        Gradients::Direct => {
+            let mut next = vec![0u32; schedule.stages as usize];
+            schedule.items.iter().find_map(|item| {
+                let adds = matches!(item.kind, Kind::WeightGrad | Kind::WeightGradJoin | Kind::FullBackward);
+                let next = next.get_mut(item.stage.index()).filter(|_| adds)?;
+                let descends = item.microbatch.0 < *next;
+                *next = item.microbatch.0 + 1;
+                descends.then(|| format!("{item} does not stand in ascending order"))
+            })
+        }
+        Gradients::Coalesced if schedule.coalesce > 1 => None,
+        Gradients::Coalesced => Some("it coalesces nothing".into()),
+    }
+}
+
+const fn name(update: Update) -> &'static str {
+    match update {
+        Update::None => "none",
+        Update::Step => "step",
+        Update::Microbatch => "microbatch",
+    }
+}
+
+fn fault(schedule: &Schedule, code: Code, message: String) -> Diagnostic {
+    Diagnostic::new(code, schedule.origins.name, message)
+}
+
+fn one(fault: Diagnostic) -> Report {
+    Report::from_faults(vec![fault])
+}
+
+#[cfg(test)]
+mod tests;

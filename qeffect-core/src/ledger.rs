@@ -1,0 +1,610 @@
+//! The ledger: the contract of one rank, checked on the host, action by action.
+//!
+//! It keeps two tokens per stage, the slot pool, the weight versions and what every microbatch has
+//! contributed. Each action is two calls: `begin_*` checks and hands out the tokens, and returns a
+//! [`Pending`]; [`Pending::finish`] commits the transition once the action has succeeded. A pending
+//! transition that is dropped instead has changed nothing, but its references are gone and the rank
+//! accepts nothing more until [`abort_step`](Ledger::abort_step) puts back the step's start.
+//!
+//! A step is `begin_step`, its actions, `agree`, `commit`. The step counter counts attempts; the
+//! weights' epoch counts good commits.
+
+mod error;
+mod pending;
+mod stage;
+#[cfg(test)]
+mod tests;
+
+pub use error::{Action, LedgerError};
+pub use pending::{
+    Agree, Commit, Evaluate, Forward, FullBackward, InputGrad, Message, Pending, Recompute, Reduce, Refresh, Site,
+    WeightGrad,
+};
+pub use stage::{Rolls, StageContract};
+
+use crate::code::Code;
+use crate::ids::{Microbatch, Rank, Stage};
+use crate::plan::{Direction, Op, Peaks};
+use crate::slots::{SlotError, SlotPool};
+use crate::tape::{TapeKey, TapeRef, WorkRef};
+use crate::token::{Bwd, Fwd, Token};
+use crate::version::{Stale, WeightVersion};
+use stage::{StageState, did};
+
+/// What all ranks agree on before commit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Verdict {
+    /// Every value was finite: commit.
+    Good,
+    /// Some rank saw a value that is not finite: the step changes nothing.
+    Skip,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Quiescent,
+    Training { agreed: Option<Verdict> },
+    Evaluating,
+}
+
+/// The contract state of one rank.
+#[derive(Debug)]
+pub struct Ledger {
+    rank: Rank,
+    microbatches: u32,
+    stages: Vec<StageState>,
+    pool: SlotPool,
+    /// Attempts begun.
+    attempts: u64,
+    /// Good commits (e_W).
+    commits: u64,
+    phase: Phase,
+    /// Begun and neither finished nor aborted.
+    pending: Option<Action>,
+    group: Vec<(Microbatch, WorkRef)>,
+    peaks: Peaks,
+}
+
+type Begun<'l, T> = Result<Pending<'l, T>, LedgerError>;
+
+impl Ledger {
+    /// A ledger at start: `stages` are those of the rank, `slots` its slots by the plan.
+    pub fn new(rank: Rank, stages: &[StageContract], microbatches: u32, slots: u32) -> Ledger {
+        Ledger::resumed(rank, stages, microbatches, slots, 0, 0)
+    }
+
+    /// A ledger after `attempts` steps of which `commits` were good. Ephemeral state starts anew.
+    pub fn resumed(
+        rank: Rank,
+        stages: &[StageContract],
+        microbatches: u32,
+        slots: u32,
+        attempts: u64,
+        commits: u64,
+    ) -> Ledger {
+        Ledger {
+            rank,
+            microbatches,
+            stages: stages.iter().map(|c| StageState::new(*c, microbatches, commits)).collect(),
+            pool: SlotPool::new(slots),
+            attempts,
+            commits,
+            phase: Phase::Quiescent,
+            pending: None,
+            group: Vec::new(),
+            peaks: Peaks::default(),
+        }
+    }
+
+    /// The rank.
+    pub const fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Attempt number of the step that runs, or of the next one.
+    pub const fn step(&self) -> u64 {
+        match self.phase {
+            Phase::Training { .. } => self.attempts - 1,
+            _ => self.attempts,
+        }
+    }
+
+    /// Good commits (e_W).
+    pub const fn epoch(&self) -> u64 {
+        self.commits
+    }
+
+    /// The slots.
+    pub const fn pool(&self) -> &SlotPool {
+        &self.pool
+    }
+
+    /// Most of everything that was live at once in the last or current step.
+    pub const fn peaks(&self) -> Peaks {
+        self.peaks
+    }
+
+    /// The version of a stage's weights, if the rank holds it.
+    pub fn version(&self, stage: Stage) -> Option<WeightVersion> {
+        self.find(stage).map(|s| s.version)
+    }
+
+    /// Rolls of a stage by its tokens.
+    pub fn rolls(&self, stage: Stage) -> Option<Rolls> {
+        self.find(stage).map(StageState::rolls)
+    }
+
+    /// Gradient contributions of a stage in this step: by I (vectors), by W (matrices).
+    pub fn contributions(&self, stage: Stage) -> Option<(u32, u32)> {
+        self.find(stage).map(|s| (s.count(did::INPUT_GRAD), s.count(did::WEIGHT_GRAD)))
+    }
+
+    /// Refuses unless nothing is in flight: what checkpoints and reads of the whole state ask first.
+    pub fn quiescent(&self, action: Action) -> Result<(), LedgerError> {
+        self.settled(action)?;
+        if self.phase == Phase::Quiescent && self.pool.live() == 0 {
+            return Ok(());
+        }
+        let found = match self.phase {
+            Phase::Quiescent => self.live_keys(),
+            Phase::Training { .. } => format!("step {} running", self.step()),
+            Phase::Evaluating => "an evaluation running".into(),
+        };
+        Err(self.refuse(Code::NotQuiescent, action, "finds the rank at work", "a quiescent rank", found))
+    }
+
+    /// Starts a training step. The step counter advances whatever becomes of the step.
+    pub fn begin_step(&mut self) -> Result<u64, LedgerError> {
+        self.quiescent(Action::Step)?;
+        for stage in &mut self.stages {
+            stage.begin(self.microbatches);
+        }
+        self.peaks = Peaks::default();
+        self.phase = Phase::Training { agreed: None };
+        self.attempts += 1;
+        Ok(self.step())
+    }
+
+    /// Puts everything back as `begin_step` (or `begin_evaluation`) found it, except the step counter and
+    /// generations: every record of the step is purged, and all references to them are stale. Returns how many.
+    ///
+    /// The caller puts its own state (scales, histories) back too.
+    pub fn abort_step(&mut self) -> u32 {
+        self.group.clear();
+        self.pending = None;
+        let step = self.step();
+        if self.phase != Phase::Quiescent {
+            self.stages.iter_mut().for_each(StageState::restore);
+        }
+        self.phase = Phase::Quiescent;
+        self.pool.purge(step)
+    }
+
+    /// Starts a forward-only pass over `microbatches` microbatches.
+    pub fn begin_evaluation(&mut self, microbatches: u32) -> Result<(), LedgerError> {
+        self.quiescent(Action::Evaluation)?;
+        for stage in &mut self.stages {
+            stage.begin(microbatches);
+        }
+        self.phase = Phase::Evaluating;
+        Ok(())
+    }
+
+    /// Ends a forward-only pass: every stage ran every microbatch.
+    pub fn end_evaluation(&mut self) -> Result<(), LedgerError> {
+        self.settled(Action::Evaluation)?;
+        if let Some((stage, m)) = self.stages.iter().find_map(|s| Some((s.stage(), s.first_without(did::FORWARD)?))) {
+            let fault = format!("ends without F({stage}, {m})");
+            return Err(self.refuse(Code::ForwardMissing, Action::Evaluation, fault, "every forward", "none"));
+        }
+        self.phase = Phase::Quiescent;
+        Ok(())
+    }
+
+    /// The bytes of a stage's weight cache were made from its weights (prologue): rolls nothing.
+    pub fn fill(&mut self, stage: Stage) -> Result<(), LedgerError> {
+        let action = Action::of(Op::Refresh, stage, Microbatch(0));
+        let at = self.locate(action, stage)?;
+        self.quiescent(action)?;
+        self.stages[at].version.fill();
+        Ok(())
+    }
+
+    /// F of a training step, in `slot`.
+    pub fn begin_forward(
+        &mut self,
+        stage: Stage,
+        microbatch: Microbatch,
+        slot: u32,
+    ) -> Result<(Pending<'_, Forward>, Token<Fwd>), LedgerError> {
+        let action = Action::of(Op::Forward, stage, microbatch);
+        let at = self.enter_compute(action, stage, microbatch)?;
+        if self.stages[at].did(microbatch, did::FORWARD) {
+            return Err(self.refuse(Code::ForwardRepeated, action, "runs twice", "one forward", "a second"));
+        }
+        let site = self.site(stage, microbatch, slot);
+        self.pool.check_lease(&site.key, slot).map_err(|e| self.slot(action, e))?;
+        let token = self.stages[at].forward.take().ok_or_else(|| self.tokenless(action))?;
+        let peaks = Peaks { slots: self.pool.live() + 1, tapes: self.pool.tapes() + 1, works: self.pool.works() };
+        self.raise(peaks);
+        let rolls = token.rolls() + u64::from(self.stages[at].contract.forward_rolls);
+        Ok((self.pend(action, Forward { at, site, rolls }), token))
+    }
+
+    /// F of an evaluation pass: leases, retains and rolls nothing.
+    pub fn begin_evaluate(&mut self, stage: Stage, microbatch: Microbatch) -> Begun<'_, Evaluate> {
+        let action = Action::of(Op::Forward, stage, microbatch);
+        self.settled(action)?;
+        let at = self.locate_microbatch(action, stage, microbatch)?;
+        self.stages[at].version.require_filled().map_err(|e| self.stale(action, e))?;
+        if self.phase != Phase::Evaluating {
+            return Err(self.refuse(Code::NotQuiescent, action, "runs outside an evaluation", "an evaluation", "none"));
+        }
+        if self.stages[at].did(microbatch, did::FORWARD) {
+            return Err(self.refuse(Code::ForwardRepeated, action, "runs twice", "one forward", "a second"));
+        }
+        let site = self.site(stage, microbatch, crate::plan::NONE);
+        Ok(self.pend(action, Evaluate { at, site }))
+    }
+
+    /// R: recomputes what I will need. Rolls nothing.
+    pub fn begin_recompute(&mut self, stage: Stage, microbatch: Microbatch, tape: &TapeRef) -> Begun<'_, Recompute> {
+        let action = Action::of(Op::Recompute, stage, microbatch);
+        self.enter_compute(action, stage, microbatch)?;
+        let site = self.site(stage, microbatch, tape.slot());
+        self.pool.check_tape(tape, &site.key).map_err(|e| self.slot(action, e))?;
+        Ok(self.pend(action, Recompute { site }))
+    }
+
+    /// I, which consumes the tape.
+    pub fn begin_input_grad(
+        &mut self,
+        stage: Stage,
+        microbatch: Microbatch,
+        tape: TapeRef,
+    ) -> Result<(Pending<'_, InputGrad>, Token<Bwd>), LedgerError> {
+        let action = Action::of(Op::InputGrad, stage, microbatch);
+        let (at, site, token, rolls) = self.enter_backward(action, stage, microbatch, &tape)?;
+        Ok((self.pend(action, InputGrad { at, site, tape, rolls }), token))
+    }
+
+    /// B: I and W as one action, which consumes the tape and the work that it becomes.
+    pub fn begin_full_backward(
+        &mut self,
+        stage: Stage,
+        microbatch: Microbatch,
+        tape: TapeRef,
+    ) -> Result<(Pending<'_, FullBackward>, Token<Bwd>), LedgerError> {
+        let action = Action::of(Op::FullBackward, stage, microbatch);
+        let (at, site, token, rolls) = self.enter_backward(action, stage, microbatch, &tape)?;
+        Ok((self.pend(action, FullBackward { at, site, tape, rolls }), token))
+    }
+
+    /// W, which consumes the work. It is given no token: it cannot move scaling state.
+    pub fn begin_weight_grad(&mut self, stage: Stage, microbatch: Microbatch, work: WorkRef) -> Begun<'_, WeightGrad> {
+        let action = Action::of(Op::WeightGrad, stage, microbatch);
+        self.group.clear();
+        let (at, site) = self.enter_weight_grad(action, stage, microbatch, &work)?;
+        self.group.push((microbatch, work));
+        Ok(self.pend(action, WeightGrad { at, site }))
+    }
+
+    /// The refusal of I (or of W) for which no tape (or work) is held.
+    pub fn nothing_held(&self, op: Op, stage: Stage, microbatch: Microbatch) -> LedgerError {
+        let action = Action::of(op, stage, microbatch);
+        let Some(state) = self.find(stage) else { return self.wrong_rank(action) };
+        let weight_grad = matches!(op, Op::WeightGrad | Op::WeightGradJoin);
+        let (code, fault) = stage::missing(state, microbatch, weight_grad);
+        self.refuse(code, action, fault, if weight_grad { "retained work" } else { "a live tape" }, "none")
+    }
+
+    /// The send of what F (forward) or I (backward) of `stage` made.
+    pub fn begin_send(&mut self, direction: Direction, stage: Stage, m: Microbatch) -> Begun<'_, Message> {
+        let (op, made, sent) = match direction {
+            Direction::Forward => (Op::SendForward, did::FORWARD, did::SENT_FORWARD),
+            Direction::Backward => (Op::SendBackward, did::INPUT_GRAD, did::SENT_BACKWARD),
+        };
+        let action = Action::of(op, stage, m);
+        let at = self.enter_message(action, stage, m)?;
+        if self.stages[at].did(m, sent) {
+            return Err(self.refuse(Code::MessageDoubled, action, "sends a second time", "one send", "two"));
+        }
+        if !self.stages[at].did(m, made) {
+            return Err(self.refuse(
+                Code::MessageEarly,
+                action,
+                "sends what does not exist yet",
+                "its producer",
+                "none",
+            ));
+        }
+        Ok(self.pend(action, Message { at, microbatch: m, bit: sent }))
+    }
+
+    /// The wait for what F (forward) or I (backward) of `stage` will use.
+    pub fn begin_wait(&mut self, direction: Direction, stage: Stage, m: Microbatch) -> Begun<'_, Message> {
+        let (op, used, waited) = match direction {
+            Direction::Forward => (Op::WaitForward, did::FORWARD, did::WAITED_FORWARD),
+            Direction::Backward => (Op::WaitBackward, did::INPUT_GRAD, did::WAITED_BACKWARD),
+        };
+        let action = Action::of(op, stage, m);
+        let at = self.enter_message(action, stage, m)?;
+        if self.stages[at].did(m, waited) {
+            return Err(self.refuse(Code::MessageDoubled, action, "takes a message again", "one wait", "two"));
+        }
+        if self.stages[at].did(m, used) {
+            return Err(self.refuse(
+                Code::MessageEarly,
+                action,
+                "comes after its use",
+                "a wait before the use",
+                "the use",
+            ));
+        }
+        Ok(self.pend(action, Message { at, microbatch: m, bit: waited }))
+    }
+
+    /// `refresh(s)`: before the step's first F of the stage, once.
+    pub fn begin_refresh(&mut self, stage: Stage) -> Begun<'_, Refresh> {
+        let action = Action::of(Op::Refresh, stage, Microbatch(0));
+        self.settled(action)?;
+        let at = self.locate(action, stage)?;
+        self.training(action)?;
+        let state = &self.stages[at];
+        if state.refreshed || state.began() {
+            let found = if state.refreshed { "a second refresh" } else { "a forward before it" };
+            let fault = "rolls the weight's state out of turn";
+            let expected = "one refresh per step, before the first forward";
+            return Err(self.refuse(Code::RefreshMisplaced, action, fault, expected, found));
+        }
+        Ok(self.pend(action, Refresh { at }))
+    }
+
+    /// `reduce(s)`: after the last gradient of the stage, whatever mix of B and I with W made them, once.
+    pub fn begin_reduce(&mut self, stage: Stage) -> Begun<'_, Reduce> {
+        let action = Action::of(Op::Reduce, stage, Microbatch(0));
+        self.settled(action)?;
+        let at = self.locate(action, stage)?;
+        self.training(action)?;
+        let state = &self.stages[at];
+        if state.reduced {
+            let fault = "finishes gradients that are final";
+            return Err(self.refuse(Code::ReduceMisplaced, action, fault, "one reduce per step", "a second"));
+        }
+        if let Some(m) = state.first_without(did::ALL) {
+            let expected = format!("{} contributions", state.microbatches());
+            let found = format!("{}; microbatch {m} is missing", state.count(did::ALL));
+            return Err(self.refuse(Code::ReduceMisplaced, action, "runs before the last gradient", expected, found));
+        }
+        Ok(self.pend(action, Reduce { at }))
+    }
+
+    /// `agree`: everything of the step is done, and the state counted as many rolls as its tokens.
+    pub fn begin_agree(&mut self, mut counted: impl FnMut(Stage) -> Rolls) -> Begun<'_, Agree> {
+        let action = Action::of(Op::Agree, Stage(0), Microbatch(0));
+        self.settled(action)?;
+        self.training(action)?;
+        self.complete(action)?;
+        for state in &self.stages {
+            let (tokens, counted) = (state.rolls(), counted(state.stage()));
+            if tokens != counted {
+                let fault = format!("finds the state of stage {} moved otherwise than its tokens", state.stage());
+                let expected = format!("{} forward and {} backward rolls", tokens.forward, tokens.backward);
+                let found = format!("{} and {}", counted.forward, counted.backward);
+                return Err(self.refuse(Code::TokenOutOfOrder, action, fault, expected, found));
+            }
+        }
+        Ok(self.pend(action, Agree))
+    }
+
+    /// `commit`: the optimizer step of the rank, after a good verdict.
+    pub fn begin_commit(&mut self) -> Begun<'_, Commit> {
+        let action = Action::of(Op::Commit, Stage(0), Microbatch(0));
+        self.settled(action)?;
+        self.complete(action)?;
+        match self.phase {
+            Phase::Training { agreed: Some(Verdict::Good) } => Ok(self.pend(action, Commit)),
+            phase => {
+                let found = match phase {
+                    Phase::Training { agreed: None } => "no agree in this step",
+                    Phase::Training { .. } => "an agree to skip the step",
+                    _ => "no step running",
+                };
+                let fault = "runs without the consent of all ranks";
+                Err(self.refuse(Code::CommitWithWork, action, fault, "a good agree", found))
+            }
+        }
+    }
+
+    // --- checks ---------------------------------------------------------------------------------
+
+    fn find(&self, stage: Stage) -> Option<&StageState> {
+        self.stages.iter().find(|s| s.stage() == stage)
+    }
+
+    fn locate(&self, action: Action, stage: Stage) -> Result<usize, LedgerError> {
+        self.stages.iter().position(|s| s.stage() == stage).ok_or_else(|| self.wrong_rank(action))
+    }
+
+    fn locate_microbatch(&self, action: Action, stage: Stage, microbatch: Microbatch) -> Result<usize, LedgerError> {
+        let at = self.locate(action, stage)?;
+        let count = self.stages[at].microbatches();
+        if microbatch.0 < count {
+            return Ok(at);
+        }
+        let fault = "names a microbatch that does not exist";
+        Err(self.refuse(Code::OutOfRange, action, fault, format!("below {count}"), microbatch.to_string()))
+    }
+
+    /// Nothing begun is unfinished.
+    fn settled(&self, action: Action) -> Result<(), LedgerError> {
+        match self.pending {
+            None => Ok(()),
+            Some(pending) => {
+                let found = format!("{pending} begun and not finished; abort the step");
+                Err(self.refuse(Code::NotQuiescent, action, "begins too early", "nothing pending", found))
+            }
+        }
+    }
+
+    /// A training step runs, and its numbers are still open.
+    fn training(&self, action: Action) -> Result<(), LedgerError> {
+        match self.phase {
+            Phase::Training { agreed: None } => Ok(()),
+            Phase::Training { .. } => {
+                let fault = "runs between agree and commit";
+                Err(self.refuse(Code::CommitWithWork, action, fault, "commit", "more work"))
+            }
+            _ => Err(self.refuse(Code::NotQuiescent, action, "runs outside a step", "a training step", "none")),
+        }
+    }
+
+    fn enter_compute(&self, action: Action, stage: Stage, microbatch: Microbatch) -> Result<usize, LedgerError> {
+        self.settled(action)?;
+        let at = self.locate_microbatch(action, stage, microbatch)?;
+        self.stages[at].version.require_current().map_err(|e| self.stale(action, e))?;
+        self.training(action)?;
+        Ok(at)
+    }
+
+    fn enter_backward(
+        &mut self,
+        action: Action,
+        stage: Stage,
+        microbatch: Microbatch,
+        tape: &TapeRef,
+    ) -> Result<(usize, Site, Token<Bwd>, u64), LedgerError> {
+        let at = self.enter_compute(action, stage, microbatch)?;
+        let site = self.site(stage, microbatch, tape.slot());
+        self.pool.check_tape(tape, &site.key).map_err(|e| self.slot(action, e))?;
+        let token = self.stages[at].backward.take().ok_or_else(|| self.tokenless(action))?;
+        let peaks = Peaks { slots: self.pool.live(), tapes: self.pool.tapes(), works: self.pool.works() + 1 };
+        self.raise(peaks);
+        let rolls = token.rolls() + u64::from(self.stages[at].contract.backward_rolls);
+        Ok((at, site, token, rolls))
+    }
+
+    fn enter_weight_grad(
+        &self,
+        action: Action,
+        stage: Stage,
+        microbatch: Microbatch,
+        work: &WorkRef,
+    ) -> Result<(usize, Site), LedgerError> {
+        self.settled(action)?;
+        let at = self.locate_microbatch(action, stage, microbatch)?;
+        self.training(action)?;
+        let site = self.site(stage, microbatch, work.slot());
+        self.pool.check_work(work, &site.key).map_err(|e| self.slot(action, e))?;
+        Ok((at, site))
+    }
+
+    fn enter_message(&self, action: Action, stage: Stage, microbatch: Microbatch) -> Result<usize, LedgerError> {
+        self.settled(action)?;
+        let at = self.locate_microbatch(action, stage, microbatch)?;
+        if self.phase != Phase::Evaluating {
+            self.training(action)?;
+        }
+        Ok(at)
+    }
+
+    /// No live record, every contribution made, every reduction finished.
+    fn complete(&self, action: Action) -> Result<(), LedgerError> {
+        if self.pool.live() > 0 {
+            let fault = "runs while work is in flight";
+            return Err(self.refuse(Code::CommitWithWork, action, fault, "no live record", self.live_keys()));
+        }
+        if !matches!(self.phase, Phase::Training { .. }) {
+            return Ok(()); // refused by the caller
+        }
+        for state in &self.stages {
+            if let Some(m) = state.first_without(did::ALL) {
+                let fault = format!("runs before stage {} has the gradient of microbatch {m}", state.stage());
+                let expected = format!("{} contributions", state.microbatches());
+                return Err(self.refuse(
+                    Code::ArenaMissing,
+                    action,
+                    fault,
+                    expected,
+                    state.count(did::ALL).to_string(),
+                ));
+            }
+            if !state.reduced {
+                let fault = format!("runs before reduce({})", state.stage());
+                return Err(self.refuse(Code::CommitWithWork, action, fault, "final gradients", "open ones"));
+            }
+        }
+        Ok(())
+    }
+
+    fn site(&self, stage: Stage, microbatch: Microbatch, slot: u32) -> Site {
+        Site { key: TapeKey::stage(self.step(), stage, microbatch), slot }
+    }
+
+    fn pend<T>(&mut self, action: Action, transition: T) -> Pending<'_, T> {
+        self.pending = Some(action);
+        Pending::new(self, transition)
+    }
+
+    fn raise(&mut self, now: Peaks) {
+        let peaks = &mut self.peaks;
+        peaks.slots = peaks.slots.max(now.slots);
+        peaks.tapes = peaks.tapes.max(now.tapes);
+        peaks.works = peaks.works.max(now.works);
+    }
+
+    // --- refusals -------------------------------------------------------------------------------
+
+    fn refuse(
+        &self,
+        code: Code,
+        action: Action,
+        fault: impl Into<String>,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+    ) -> LedgerError {
+        LedgerError {
+            code,
+            rank: self.rank,
+            step: self.step(),
+            action,
+            fault: fault.into(),
+            expected: expected.into(),
+            found: found.into(),
+        }
+    }
+
+    fn slot(&self, action: Action, error: SlotError) -> LedgerError {
+        self.refuse(error.code(), action, error.to_string(), "", "")
+    }
+
+    fn stale(&self, action: Action, stale: Stale) -> LedgerError {
+        self.refuse(Code::StaleCache, action, "reads a stale weight cache", "e_C = e_W", stale.to_string())
+    }
+
+    fn tokenless(&self, action: Action) -> LedgerError {
+        let fault = "moves state whose token is lost";
+        self.refuse(Code::TokenOutOfOrder, action, fault, "the token of the stage", "none")
+    }
+
+    fn wrong_rank(&self, action: Action) -> LedgerError {
+        let held: Vec<String> = self.stages.iter().map(|s| s.stage().to_string()).collect();
+        let found = format!("stages {}", held.join(", "));
+        self.refuse(
+            Code::WrongRank,
+            action,
+            "runs on a rank that does not hold its stage",
+            "a stage of this rank",
+            found,
+        )
+    }
+
+    fn live_keys(&self) -> String {
+        let mut keys: Vec<String> = self.pool.keys().take(4).map(|(slot, key)| format!("slot {slot}: {key}")).collect();
+        let more = self.pool.live() as usize - keys.len();
+        if more > 0 {
+            keys.push(format!("and {more} more"));
+        }
+        keys.join("; ")
+    }
+}
