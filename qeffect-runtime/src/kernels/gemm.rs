@@ -392,6 +392,31 @@ mod tests {
     }
 
     #[test]
+    fn bits_depend_on_values_alone() {
+        let shape = GemmShape { m: 70, n: 130, k: 300 };
+        let (a, b) = (stored::<f32>(&numbers(1, shape.m * shape.k)), stored::<f32>(&numbers(2, shape.k * shape.n)));
+        let run = move |scratch: &mut Scratch<f32>, offset: usize, transposed: bool| {
+            // Other addresses, another layout, other leftovers in the output.
+            let shifted = |x: &[f32]| [&vec![9.0; offset][..], x].concat();
+            let b = if transposed { transpose(&b, shape.k, shape.n) } else { b.clone() };
+            let (a, b) = (shifted(&a), shifted(&b));
+            let mut out = vec![offset as f32; offset + shape.m * shape.n];
+            let a = Operand::plain(Values::Real(&a[offset..]));
+            let b = Operand { values: Values::Real(&b[offset..]), transposed };
+            gemm(scratch, shape, a, b, None, Output::Real(&mut out[offset..])).unwrap();
+            out[offset..].iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
+        let want = run(&mut Scratch::new(), 0, false);
+        let mut scratch = Scratch::new();
+        for offset in [0, 1, 2, 3, 5, 8, 13] {
+            assert_eq!(run(&mut scratch, offset, false), want);
+            assert_eq!(run(&mut scratch, offset, true), want);
+        }
+        let other = std::thread::spawn(move || run(&mut Scratch::new(), 1, false)).join().unwrap();
+        assert_eq!(other, want);
+    }
+
+    #[test]
     fn nan_codes_and_infinities_come_through() {
         let mut scratch = Scratch::<f32>::new();
         let shape = GemmShape { m: 1, n: 2, k: 2 };
