@@ -40,8 +40,8 @@ pub trait Execute {
     /// What can go wrong.
     type Error;
 
-    /// A training step begins: keep what [`abort`](Execute::abort) must put back.
-    fn begin(&mut self, step: u64) -> Result<(), Self::Error>;
+    /// A pass begins: keep what [`abort`](Execute::abort) must put back (an evaluation moves nothing).
+    fn begin(&mut self, step: u64, mode: Mode) -> Result<(), Self::Error>;
 
     /// F: rolls the forward state by its token, retains a tape.
     fn forward(&mut self, at: Site, token: Token<Fwd>) -> Result<(Self::Tape, Token<Fwd>), Self::Error>;
@@ -231,9 +231,8 @@ type Walked<E, T = ()> = Result<T, StepError<<E as Execute>::Error>>;
 
 impl<E: Execute> Walk<'_, E> {
     fn run(&mut self) -> Walked<E, Option<Verdict>> {
-        if self.mode == Mode::Train {
-            self.executor.begin(self.step).map_err(|error| StepError::Failed { action: Action::Step, error })?;
-        }
+        let action = if self.mode == Mode::Train { Action::Step } else { Action::Evaluation };
+        self.executor.begin(self.step, self.mode).map_err(|error| StepError::Failed { action, error })?;
         let mut verdict = None;
         let mut committed = false;
         let mut at = 0;

@@ -529,6 +529,8 @@ impl Ledger {
                     state.count(did::ALL).to_string(),
                 ));
             }
+        }
+        for state in &self.stages {
             if !state.reduced {
                 let fault = format!("runs before reduce({})", state.stage());
                 return Err(self.refuse(Code::CommitWithWork, action, fault, "final gradients", "open ones"));
