@@ -28,6 +28,7 @@ pub mod origin;
 pub mod plan;
 pub mod recipe;
 pub mod scaling;
+pub mod render;
 pub mod schedule;
 pub mod sim;
 pub mod slots;
