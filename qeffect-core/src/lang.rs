@@ -39,3 +39,6 @@ pub fn read(file: impl Into<String>, text: &str) -> (Result<Program, Report>, So
     let (tokens, map) = lex(file, text);
     (parse(&tokens).into_result(), map)
 }
+
+#[cfg(test)]
+mod tests;

@@ -198,7 +198,8 @@ fn underline(out: &mut String, marks: &[Mark], gutter: usize) -> fmt::Result {
     let beside = marks[..last].iter().all(|m| m.start + m.width <= marks[last].start);
     let text = if beside { marks[last].text.as_str() } else { "" };
     writeln!(out, "{:gutter$} | {}", "", format!("{row} {text}").trim_end())?;
-    let hung: Vec<&Mark> = (if beside { &marks[..last] } else { marks }).iter().filter(|m| !m.text.is_empty()).collect();
+    let hung: Vec<&Mark> =
+        (if beside { &marks[..last] } else { marks }).iter().filter(|m| !m.text.is_empty()).collect();
     for n in (0..hung.len()).rev() {
         let mut row = vec![' '; hung[n].start];
         for m in &hung[..n] {

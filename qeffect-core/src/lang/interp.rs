@@ -187,7 +187,7 @@ impl<'p> Machine<'p> {
         }
     }
 
-    fn stopped(&mut self, mut stop: Box<Stop>) {
+    fn stopped(&mut self, mut stop: Stop) {
         if let Some(mut fault) = stop.fault.take() {
             stop.visible.reverse();
             let here = varying(self.p, &stop.visible);
@@ -201,7 +201,7 @@ impl<'p> Machine<'p> {
         match self.value(id) {
             Ok(value) => Some(value),
             Err(stop) => {
-                self.stopped(stop);
+                self.stopped(*stop);
                 None
             }
         }
@@ -236,7 +236,7 @@ impl<'p> Machine<'p> {
             Ok(value) => Some(value),
             Err(mut stop) => {
                 self.see(&mut stop.visible, core::iter::once((binding.name, binding.slot, true)));
-                self.stopped(stop);
+                self.stopped(*stop);
                 None
             }
         }
@@ -245,7 +245,7 @@ impl<'p> Machine<'p> {
     fn schedule(&mut self) -> Option<Schedule> {
         let p = self.p;
         if let Err(stop) = self.block(p.lets) {
-            self.stopped(stop);
+            self.stopped(*stop);
             return None;
         }
         let ranks = self.amount(p.header.ranks, "ranks", MAX_RANKS);
@@ -374,7 +374,7 @@ impl<'p> Machine<'p> {
                 Ok(()) => false,
                 Err(stop) => {
                     let endless = stop.fault.as_ref().is_some_and(|f| f.code == Code::LimitExceeded);
-                    self.stopped(stop);
+                    self.stopped(*stop);
                     endless
                 }
             };
@@ -698,7 +698,8 @@ fn stop(code: Code, origin: Origin, message: String) -> Box<Stop> {
 
 #[cold]
 fn endless(origin: Origin) -> Box<Stop> {
-    let mut stop = stop(Code::LimitExceeded, origin, format!("the schedule does not end within {MAX_STEPS} loop rounds"));
+    let mut stop =
+        stop(Code::LimitExceeded, origin, format!("the schedule does not end within {MAX_STEPS} loop rounds"));
     if let Some(fault) = &mut stop.fault {
         fault.help = Some("a `while` ends when its condition is false: what makes it false here?".to_owned());
     }

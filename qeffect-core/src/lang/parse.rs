@@ -152,12 +152,6 @@ impl<'a> Parser<'a> {
         found
     }
 
-    fn eat_close(&mut self, c: char) -> bool {
-        let found = self.is_close(c);
-        self.at += usize::from(found);
-        found
-    }
-
     fn fault(&mut self, diagnostic: Diagnostic) -> Broken {
         self.draft.faults.push(diagnostic);
         Broken
@@ -174,8 +168,8 @@ impl<'a> Parser<'a> {
         }
         let found = describe(self.peek());
         let origin = self.here();
-        let mut diagnostic =
-            Diagnostic::new(Code::Syntax, origin, format!("expected {what}, found {found}")).role(format!("expected {what}"));
+        let mut diagnostic = Diagnostic::new(Code::Syntax, origin, format!("expected {what}, found {found}"))
+            .role(format!("expected {what}"));
         if self.is_punct("=") {
             diagnostic = diagnostic.help("`==` compares two values");
         }

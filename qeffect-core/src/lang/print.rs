@@ -83,12 +83,9 @@ impl Printer<'_> {
         self.field("ranks", h.ranks)?;
         self.field("microbatches", h.microbatches)?;
         self.field("stages", h.stages)?;
-        for (name, lambda) in ["place", "slots", "tapes", "works"].into_iter().zip([
-            Some(h.place),
-            h.bounds[0],
-            h.bounds[1],
-            h.bounds[2],
-        ]) {
+        for (name, lambda) in
+            ["place", "slots", "tapes", "works"].into_iter().zip([Some(h.place), h.bounds[0], h.bounds[1], h.bounds[2]])
+        {
             if let Some(lambda) = lambda {
                 write!(self, "\n{name}: ")?;
                 self.lambda(lambda)?;

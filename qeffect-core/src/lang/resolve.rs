@@ -203,7 +203,8 @@ impl Resolver<'_> {
         let text = self.text(name);
         let visible = self.scope.iter().map(|e| self.text(e.name)).chain(["min", "max", "abs"]);
         let help = nearest(text, visible).map(|near| format!("did you mean `{near}`?"));
-        let mut fault = Diagnostic::new(Code::UnknownName, origin, format!("`{text}` is not defined here")).role("not defined");
+        let mut fault =
+            Diagnostic::new(Code::UnknownName, origin, format!("`{text}` is not defined here")).role("not defined");
         fault.help = help;
         self.fault(fault);
     }
@@ -345,8 +346,12 @@ impl Resolver<'_> {
     fn action(&mut self, origin: Origin) {
         if self.closure.is_some() || !self.actions {
             let place = if self.closure.is_some() { "inside a helper closure" } else { "outside `rank`" };
-            let fault = Diagnostic::new(Code::NotInLanguage, origin, format!("an action {place} is not in the schedule language"))
-                .help("a helper closure computes a number: write the action where it is called");
+            let fault = Diagnostic::new(
+                Code::NotInLanguage,
+                origin,
+                format!("an action {place} is not in the schedule language"),
+            )
+            .help("a helper closure computes a number: write the action where it is called");
             self.fault(fault);
         }
     }
@@ -360,16 +365,21 @@ impl Resolver<'_> {
         let text = self.text(name).to_owned();
         match entry.what {
             What::Helper(_) => {
-                let fault = Diagnostic::new(Code::Immutable, origin, format!("`{text}` is a helper closure and cannot be assigned"));
+                let fault = Diagnostic::new(
+                    Code::Immutable,
+                    origin,
+                    format!("`{text}` is a helper closure and cannot be assigned"),
+                );
                 self.fault(fault.label(entry.origin, "defined here"));
                 Type::Any
             }
             What::Variable { slot: found, ty, mutable } => {
                 *slot = found;
                 if !mutable {
-                    let fault = Diagnostic::new(Code::Immutable, origin, format!("`{text}` is assigned, but it is not `mut`"))
-                        .role("assigned here")
-                        .label(entry.origin, format!("`{text}` is introduced here"));
+                    let fault =
+                        Diagnostic::new(Code::Immutable, origin, format!("`{text}` is assigned, but it is not `mut`"))
+                            .role("assigned here")
+                            .label(entry.origin, format!("`{text}` is introduced here"));
                     let is_let = depth >= self.draft.params.len();
                     let fault = if is_let { fault.help(format!("`let mut {text} = ..`")) } else { fault };
                     self.fault(fault);
@@ -386,7 +396,8 @@ impl Resolver<'_> {
             && self.closure.is_some_and(|start| depth < start)
         {
             let text = self.text(entry.name);
-            let message = format!("a helper closure that uses `{text}`, which is `mut`, is not in the schedule language");
+            let message =
+                format!("a helper closure that uses `{text}`, which is `mut`, is not in the schedule language");
             let fault = Diagnostic::new(Code::NotInLanguage, origin, message)
                 .label(entry.origin, format!("`{text}` is introduced here"))
                 .help(format!("make `{text}` a parameter of the closure"));
@@ -449,8 +460,12 @@ impl Resolver<'_> {
             (found, want) if found == want => {}
             (Type::Open(n), ty) | (ty, Type::Open(n)) => self.types[n] = Some(ty),
             (found, want) => {
-                let fault = Diagnostic::new(Code::TypeMismatch, origin, format!("expected {}, found {}", want.text(), found.text()))
-                    .role(format!("expected {}", want.text()));
+                let fault = Diagnostic::new(
+                    Code::TypeMismatch,
+                    origin,
+                    format!("expected {}, found {}", want.text(), found.text()),
+                )
+                .role(format!("expected {}", want.text()));
                 self.fault(match (want, found) {
                     (Type::Bool, Type::Int) => fault.help("compare it: `.. != 0`"),
                     _ => fault,
@@ -515,8 +530,9 @@ impl Resolver<'_> {
             }
             What::Helper(_) => {
                 let text = self.text(name).to_owned();
-                let fault = Diagnostic::new(Code::TypeMismatch, origin, format!("`{text}` is a helper closure, not a value"))
-                    .help(format!("call it: `{text}(..)`"));
+                let fault =
+                    Diagnostic::new(Code::TypeMismatch, origin, format!("`{text}` is a helper closure, not a value"))
+                        .help(format!("call it: `{text}(..)`"));
                 self.fault(fault);
                 Type::Any
             }
@@ -556,13 +572,11 @@ impl Resolver<'_> {
         let info = self.lambdas[lambda as usize].clone();
         self.height = self.height.max(info.height);
         if info.params.len() != list.len() {
-            let message = format!(
-                "`{text}` takes {}, found {}",
-                count(info.params.len(), "argument"),
-                list.len()
-            );
+            let message = format!("`{text}` takes {}, found {}", count(info.params.len(), "argument"), list.len());
             let at = self.draft.lambdas[lambda as usize].origin;
-            self.fault(Diagnostic::new(Code::WrongArguments, origin, message).label(at, format!("`{text}` is defined here")));
+            self.fault(
+                Diagnostic::new(Code::WrongArguments, origin, message).label(at, format!("`{text}` is defined here")),
+            );
             for arg in list {
                 self.expr(arg);
             }
@@ -583,7 +597,11 @@ impl Resolver<'_> {
                     self.fault(Diagnostic::new(Code::Syntax, origin, "an action is a statement, not a value"));
                 }
                 (Some((_, entry)), _) => {
-                    let fault = Diagnostic::new(Code::TypeMismatch, origin, format!("`{text}` is a variable, it cannot be called"));
+                    let fault = Diagnostic::new(
+                        Code::TypeMismatch,
+                        origin,
+                        format!("`{text}` is a variable, it cannot be called"),
+                    );
                     self.fault(fault.label(entry.origin, "introduced here"));
                 }
                 _ => self.unknown(name, origin),

@@ -49,9 +49,10 @@ impl Parser<'_> {
                 && !self.tokens[self.at - 1..self.at].iter().any(|t| t.kind == TokenKind::Close(')'));
             let at = self.bump();
             if chained {
-                let fault = Diagnostic::new(Code::Syntax, at, "comparisons cannot be chained")
-                    .help("write `a < b && b < c`");
+                let fault =
+                    Diagnostic::new(Code::Syntax, at, "comparisons cannot be chained").help("write `a < b && b < c`");
                 self.fault(fault);
+                left = self.draft.expr(ExprKind::Broken, start);
             }
             let right = self.expr_above(op.precedence())?;
             let origin = self.since(start);
@@ -218,7 +219,8 @@ impl Parser<'_> {
                 Ok(self.draft.expr(ExprKind::Block(block), origin))
             }
             TokenKind::Punct("+") => {
-                let fault = Diagnostic::new(Code::Syntax, start, "expected a value, found `+`").help("`x += 1` counts up");
+                let fault =
+                    Diagnostic::new(Code::Syntax, start, "expected a value, found `+`").help("`x += 1` counts up");
                 Err(self.fault(fault))
             }
             _ => Err(self.expected("a value")),

@@ -13,8 +13,21 @@ use crate::schedule::{Compare, Transport, Update};
 
 /// What may stand at the top level.
 const FIELDS: &[&str] = &[
-    "ranks", "microbatches", "stages", "place", "slots", "tapes", "works", "transport", "update", "bytes", "coalesce",
-    "eval", "expect", "rank", "let",
+    "ranks",
+    "microbatches",
+    "stages",
+    "place",
+    "slots",
+    "tapes",
+    "works",
+    "transport",
+    "update",
+    "bytes",
+    "coalesce",
+    "eval",
+    "expect",
+    "rank",
+    "let",
 ];
 
 /// Fields that every schedule has, and how they look.
@@ -41,7 +54,9 @@ impl Parser<'_> {
         loop {
             match self.peek() {
                 TokenKind::End => break,
-                TokenKind::Doc(_) | TokenKind::Punct(";") => drop(self.bump()),
+                TokenKind::Doc(_) | TokenKind::Punct(";") => {
+                    self.bump();
+                }
                 TokenKind::Close(_) => {
                     self.expected("a header field");
                     self.bump();
@@ -140,7 +155,8 @@ impl Parser<'_> {
                 super::expr::count(params, "parameter")
             );
             let fault = Diagnostic::new(Code::Instance, origin, message);
-            let fault = if params > 0 { fault.note(format!("the parameters are `{}`", names.join(", "))) } else { fault };
+            let fault =
+                if params > 0 { fault.note(format!("the parameters are `{}`", names.join(", "))) } else { fault };
             self.fault(fault);
             return Ok(());
         }
@@ -180,8 +196,9 @@ impl Parser<'_> {
                 return Err(self.fault(fault));
             }
             if matches!(word, "if" | "for" | "while" | "overlap" | "F" | "I" | "W" | "B" | "R") {
-                let fault = Diagnostic::new(Code::Syntax, origin, format!("`{word}` stands outside `rank |r| {{ .. }}`"))
-                    .help("actions and loops belong to the body of a rank");
+                let fault =
+                    Diagnostic::new(Code::Syntax, origin, format!("`{word}` stands outside `rank |r| {{ .. }}`"))
+                        .help("actions and loops belong to the body of a rank");
                 return Err(self.fault(fault));
             }
             let mut fault = Diagnostic::new(Code::Header, origin, format!("there is no header field `{word}`"));
@@ -345,7 +362,8 @@ impl Parser<'_> {
             Some("peak") => (MeasureKind::Peak, 0),
             found => {
                 let help = found.and_then(|word| nearest(word, ["bubble", "idle", "peak"].into_iter()));
-                let mut fault = Diagnostic::new(Code::Header, at, "`expect` measures `bubble(f, i, w)`, `idle(f, i, w)` or `peak`");
+                let mut fault =
+                    Diagnostic::new(Code::Header, at, "`expect` measures `bubble(f, i, w)`, `idle(f, i, w)` or `peak`");
                 fault.help = help.map(|near| format!("did you mean `{near}`?"));
                 return Err(self.fault(fault));
             }
@@ -384,6 +402,7 @@ impl Parser<'_> {
                 let fault = Diagnostic::new(Code::WrongArguments, self.since(at), "`rank` has one variable, the rank")
                     .help("write `rank |r| { .. }`");
                 self.fault(fault);
+                self.draft.doubtful.extend(params.iter().map(|p| p.name));
                 let name = self.draft.name("_");
                 Binding { name, slot: UNRESOLVED, origin: at }
             }
@@ -395,14 +414,14 @@ impl Parser<'_> {
 
     fn missing(&mut self, seen: &[&'static str]) {
         let Some((_, origin)) = self.draft.name else { return };
-        for (field, shape) in REQUIRED {
-            if !seen.contains(field) {
-                let message = match *field {
-                    "rank" => "the schedule has no `rank |r| { .. }`".to_owned(),
-                    field => format!("the header has no `{field}:`"),
-                };
-                self.fault(Diagnostic::new(Code::Header, origin, message).help(format!("add `{shape}`")));
-            }
+        let missing: Vec<_> = REQUIRED.iter().filter(|(field, _)| !seen.contains(field)).collect();
+        if missing.is_empty() {
+            return;
         }
+        let names: Vec<_> = missing.iter().map(|(field, _)| format!("`{field}`")).collect();
+        let shapes: Vec<_> = missing.iter().map(|(_, shape)| format!("`{shape}`")).collect();
+        let fault = Diagnostic::new(Code::Header, origin, format!("the schedule has no {}", names.join(", ")))
+            .help(format!("add {}", shapes.join(" ")));
+        self.fault(fault);
     }
 }

@@ -45,8 +45,16 @@ fn stmt(kind: StmtKind, origin: Origin) -> Entry {
 impl Parser<'_> {
     /// `{ .. }`. A broken statement does not break the block.
     pub(super) fn block(&mut self) -> Parse<BlockId> {
-        let open = self.want_open('{')?;
-        self.nested(|p| p.block_rest(open))
+        let open = self.here();
+        self.nested(|p| {
+            p.want_open('{')?;
+            p.block_rest(open)
+        })
+        .inspect_err(|_| {
+            if self.here() == open && self.is_open('{') {
+                self.skip_group();
+            }
+        })
     }
 
     fn block_rest(&mut self, open: Origin) -> Parse<BlockId> {
@@ -105,9 +113,7 @@ impl Parser<'_> {
                 "overlap" if opens('{') => self.overlap(),
                 "F" | "I" | "W" | "B" | "R" if opens('(') => self.action(),
                 "refresh" | "reduce" if opens('(') => self.stage_action(),
-                "commit"
-                    if opens('(') || matches!(self.peek_at(1), TokenKind::Punct(";") | TokenKind::Close('}')) =>
-                {
+                "commit" if opens('(') || matches!(self.peek_at(1), TokenKind::Punct(";") | TokenKind::Close('}')) => {
                     self.bump();
                     if self.is_open('(') {
                         let args = self.arguments()?;
@@ -187,7 +193,9 @@ impl Parser<'_> {
             let value = self.expr();
             match value {
                 Ok(value) if self.is_open('{') => return Ok(value),
-                Ok(_) => drop(self.expected("`{`")),
+                Ok(_) => {
+                    self.expected("`{`");
+                }
                 Err(Broken) => {}
             }
         }
@@ -409,9 +417,17 @@ impl Parser<'_> {
         let mut branches = Vec::new();
         loop {
             match self.peek() {
-                TokenKind::Close('}') => break drop(self.bump()),
-                TokenKind::End => break drop(self.syntax(open, "this `{` is never closed")),
-                TokenKind::Punct(";" | ",") => drop(self.bump()),
+                TokenKind::Close('}') => {
+                    self.bump();
+                    break;
+                }
+                TokenKind::End => {
+                    self.syntax(open, "this `{` is never closed");
+                    break;
+                }
+                TokenKind::Punct(";" | ",") => {
+                    self.bump();
+                }
                 TokenKind::Open('{') => branches.push(self.block()?),
                 _ => {
                     self.expected("`{`: each branch of an overlap is a block");

@@ -1,0 +1,40 @@
+//! Tests of the language as its users meet it: text in, schedules or messages out.
+
+mod codes;
+mod meaning;
+
+use crate::action::Item;
+use crate::code::Code;
+use crate::ids::Rank;
+use crate::lang::{interpret, read};
+use crate::render::render;
+use crate::schedule::Schedule;
+
+/// A schedule whose rank body is `body`, for parameters `P` and `M`.
+fn with_body(body: &str) -> String {
+    format!("t<P, M>;\nranks: P;\nmicrobatches: M;\nstages: P;\nplace: |s| s;\nrank |r| {{\n{body}\n}}\n")
+}
+
+/// Unrolls a text, or draws what is wrong.
+fn run(text: &str, params: &[i64]) -> Result<Schedule, String> {
+    let (program, map) = read("test.sched", text);
+    program.and_then(|p| interpret(&p, params)).map_err(|report| render(&report, &map))
+}
+
+/// The codes and drawn text of a schedule that must not be accepted.
+fn refused(text: &str, params: &[i64]) -> (Vec<Code>, String) {
+    let (program, map) = read("test.sched", text);
+    match program.and_then(|p| interpret(&p, params)) {
+        Ok(_) => panic!("accepted:\n{text}"),
+        Err(report) => (report.codes(), render(&report, &map)),
+    }
+}
+
+/// `0F0,0F1`: the items of a rank in PyTorch's notation.
+fn line(schedule: &Schedule, rank: u32) -> String {
+    let cell = |item: &Item| match item.kind.letter() {
+        Some(letter) => format!("{}{letter}{}", item.stage, item.microbatch),
+        None => item.to_string(),
+    };
+    schedule.rank(Rank(rank)).iter().map(cell).collect::<Vec<_>>().join(",")
+}
