@@ -1,0 +1,147 @@
+// Casts to FP8 with what is fused into them. Each kernel is one pass: values are made, rounded to bf16 where they are
+// activations, and from there their amax, codes, transposed codes, and column sums are taken. A fused kernel so gives the
+// bits of its parts.
+//
+// Code = round(value · scale): one multiplication in fp32, then saturation. amax is of the value before scaling.
+// Without `codes` a kernel only makes its bf16 values.
+#include "tile.cuh"
+
+// A bf16 matrix as it is.
+struct Stored {
+    const u16* x;
+    int columns;
+
+    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+        load8(x + (i64)row * columns + column, count, wide, v);
+    }
+};
+
+// A float matrix as it is: master weights.
+struct Master {
+    const float* x;
+    int columns;
+
+    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+        load8(x + (i64)row * columns + column, count, wide, v);
+    }
+};
+
+// Layer norm, from statistics: (x - mean) · rstd · gamma + beta.
+struct Normalised {
+    const u16* x;
+    const float *mean, *rstd, *gamma, *beta;
+    int columns;
+
+    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+        float g[8], b[8];
+        load8(x + (i64)row * columns + column, count, wide, v);
+        load8(gamma + column, count, wide, g);
+        load8(beta + column, count, wide, b);
+        const float center = mean[row], factor = rstd[row];
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = i < count ? round_bf16((v[i] - center) * factor * g[i] + b[i]) : 0.0f;
+    }
+};
+
+struct Gelu {
+    const u16* x;
+    int columns;
+
+    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+        load8(x + (i64)row * columns + column, count, wide, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = round_bf16(gelu(v[i]));
+    }
+};
+
+struct GeluGradient {
+    const u16 *x, *dy;
+    int columns;
+
+    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+        float upper[8];
+        load8(x + (i64)row * columns + column, count, wide, v);
+        load8(dy + (i64)row * columns + column, count, wide, upper);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = round_bf16(gelu_gradient(v[i], upper[i]));
+    }
+};
+
+// Gradient of the cross-entropy: (softmax - onehot) · factor.
+struct LossGradient {
+    const u16* logits;
+    const u32* targets;
+    const float* lse;
+    float factor;
+    int columns;
+
+    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+        load8(logits + (i64)row * columns + column, count, wide, v);
+        const float shift = lse[row];
+        const i64 target = (i64)targets[row] - column;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float mass = exponential(v[i] - shift);
+            v[i] = i < count ? round_bf16((i == target ? mass - 1.0f : mass) * factor) : 0.0f;
+        }
+    }
+};
+
+KERNEL(cast_bf16_e4m3, TILE_THREADS)(const u16* x, Sink sink, int rows, int columns) {
+    cast_tile<E4M3>(Stored{x, columns}, sink, rows, columns);
+}
+
+KERNEL(cast_bf16_e5m2, TILE_THREADS)(const u16* x, Sink sink, int rows, int columns) {
+    cast_tile<E5M2>(Stored{x, columns}, sink, rows, columns);
+}
+
+KERNEL(cast_f32_e4m3, TILE_THREADS)(const float* x, Sink sink, int rows, int columns) {
+    cast_tile<E4M3>(Master{x, columns}, sink, rows, columns);
+}
+
+KERNEL(cast_norm_e4m3, TILE_THREADS)
+(const u16* x, const float* mean, const float* rstd, const float* gamma, const float* beta, Sink sink, int rows,
+ int columns) {
+    cast_tile<E4M3>(Normalised{x, mean, rstd, gamma, beta, columns}, sink, rows, columns);
+}
+
+KERNEL(cast_gelu_e4m3, TILE_THREADS)(const u16* x, Sink sink, int rows, int columns) {
+    cast_tile<E4M3>(Gelu{x, columns}, sink, rows, columns);
+}
+
+KERNEL(cast_gelu_backward_e5m2, TILE_THREADS)(const u16* x, const u16* dy, Sink sink, int rows, int columns) {
+    cast_tile<E5M2>(GeluGradient{x, dy, columns}, sink, rows, columns);
+}
+
+KERNEL(cast_loss_e5m2, TILE_THREADS)
+(const u16* logits, const u32* targets, const float* lse, float factor, Sink sink, int rows, int columns) {
+    cast_tile<E5M2>(LossGradient{logits, targets, lse, factor, columns}, sink, rows, columns);
+}
+
+// amax alone, for scales taken from the tensor itself: folded into `amax`, which the caller has set to zero.
+template <class T>
+__device__ __forceinline__ void fold_amax(const T* x, u32* amax, u32* flag, i64 length) {
+    Magnitudes seen;
+    const i64 stride = (i64)gridDim.x * blockDim.x * 8;
+    for (i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8; at < length; at += stride) {
+        float v[8];
+        const int count = (int)min(length - at, (i64)8);
+        load8(x + at, count, count == 8, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) seen.see(v[i]);
+    }
+    seen.publish(amax, flag);
+}
+
+KERNEL(amax_bf16, 256)(const u16* x, u32* amax, u32* flag, i64 length) { fold_amax(x, amax, flag, length); }
+
+KERNEL(amax_f32, 256)(const float* x, u32* amax, u32* flag, i64 length) { fold_amax(x, amax, flag, length); }
+
+// out[j] = partial[0, j] + partial[1, j] + ..: the tiles of a column, ascending.
+KERNEL(finish_columns, 128)(const float* partial, float* out, int tiles, int columns) {
+    const int column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= columns) return;
+    float total = partial[column];
+    for (int tile = 1; tile < tiles; tile++) total += partial[(i64)tile * columns + column];
+    out[column] = total;
+}

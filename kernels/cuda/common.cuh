@@ -1,0 +1,196 @@
+// What every kernel shares: types, conversions, reductions of a fixed order, and the exponential of the cpu device.
+//
+// No header of CUDA is included: NVRTC finds none where only its library is installed.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+
+constexpr u32 INFINITY_BITS = 0x7F800000u;
+constexpr u32 EVERY_LANE = 0xFFFFFFFFu;
+constexpr float FLT_LARGEST = 3.402823466e+38f;
+
+// ---- conversions ----
+
+// bf16 is kept as its bits.
+__device__ __forceinline__ float from_bf16(u32 bits) { return __uint_as_float(bits << 16); }
+
+// Two values, each to the nearest bf16 (ties to even); the first in the low half.
+__device__ __forceinline__ u32 to_bf16x2(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+__device__ __forceinline__ u16 to_bf16(float x) { return (u16)to_bf16x2(x, 0.0f); }
+
+__device__ __forceinline__ float round_bf16(float x) { return from_bf16(to_bf16x2(x, 0.0f) & 0xFFFFu); }
+
+// FP8 codes: nearest, ties to even, saturated; every NaN is 0x7F.
+struct E4M3 {
+    static __device__ __forceinline__ u32 encode4(float a, float b, float c, float d) {
+        u16 low, high;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
+        return (u32)low | (u32)high << 16;
+    }
+};
+
+struct E5M2 {
+    static __device__ __forceinline__ u32 encode4(float a, float b, float c, float d) {
+        u16 low, high;
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
+        return (u32)low | (u32)high << 16;
+    }
+};
+
+// ---- eight neighbours at once ----
+
+// `count` of eight values from `p` on, the others zero. `wide`: p is aligned to 16 bytes and all eight are there.
+__device__ __forceinline__ void load8(const u16* p, int count, bool wide, float (&v)[8]) {
+    if (wide) {
+        const uint4 raw = *reinterpret_cast<const uint4*>(p);
+        const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[2 * i] = __uint_as_float(words[i] << 16);
+            v[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = i < count ? from_bf16(p[i]) : 0.0f;
+    }
+}
+
+__device__ __forceinline__ void load8(const float* p, int count, bool wide, float (&v)[8]) {
+    if (wide) {
+        const float4 a = reinterpret_cast<const float4*>(p)[0], b = reinterpret_cast<const float4*>(p)[1];
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = i < count ? p[i] : 0.0f;
+    }
+}
+
+__device__ __forceinline__ void store8(u16* p, int count, bool wide, const float (&v)[8]) {
+    if (wide) {
+        *reinterpret_cast<uint4*>(p) = make_uint4(
+            to_bf16x2(v[0], v[1]), to_bf16x2(v[2], v[3]), to_bf16x2(v[4], v[5]), to_bf16x2(v[6], v[7]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i < count) p[i] = to_bf16(v[i]);
+    }
+}
+
+__device__ __forceinline__ void store8(float* p, int count, bool wide, const float (&v)[8]) {
+    if (wide) {
+        reinterpret_cast<float4*>(p)[0] = make_float4(v[0], v[1], v[2], v[3]);
+        reinterpret_cast<float4*>(p)[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i < count) p[i] = v[i];
+    }
+}
+
+// ---- reductions ----
+
+// Sum over a warp, as a tree; every lane gets it.
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int width = 16; width > 0; width >>= 1) x += __shfl_xor_sync(EVERY_LANE, x, width);
+    return x;
+}
+
+// Largest of a warp, passing over NaN; every lane gets it.
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int width = 16; width > 0; width >>= 1) x = fmaxf(x, __shfl_xor_sync(EVERY_LANE, x, width));
+    return x;
+}
+
+// Sum over a block of whole warps: each warp as a tree, then the warps ascending. Every thread gets it. `shared` has one
+// element per warp, and may be used again after the next barrier.
+__device__ __forceinline__ float block_sum(float x, float* shared) {
+    x = warp_sum(x);
+    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = x;
+    __syncthreads();
+    float total = shared[0];
+    for (int warp = 1; warp < blockDim.x >> 5; warp++) total += shared[warp];
+    return total;
+}
+
+__device__ __forceinline__ float block_max(float x, float* shared) {
+    x = warp_max(x);
+    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = x;
+    __syncthreads();
+    float largest = shared[0];
+    for (int warp = 1; warp < blockDim.x >> 5; warp++) largest = fmaxf(largest, shared[warp]);
+    return largest;
+}
+
+// Largest magnitudes as bits: of all elements, and of those that are numbers. The bits of non-negative floats are ordered
+// as the floats are.
+struct Magnitudes {
+    u32 all = 0, numbers = 0;
+
+    __device__ __forceinline__ void see(float x) {
+        const u32 magnitude = __float_as_uint(x) & 0x7FFFFFFFu;
+        all = max(all, magnitude);
+        numbers = max(numbers, magnitude > INFINITY_BITS ? 0u : magnitude);
+    }
+
+    // Folds the warp's into `amax`, and raises `flag` if an element was infinite or NaN.
+    __device__ __forceinline__ void publish(u32* amax, u32* flag) const {
+        const u32 warp_all = __reduce_max_sync(EVERY_LANE, all), warp_numbers = __reduce_max_sync(EVERY_LANE, numbers);
+        if ((threadIdx.x & 31) != 0) return;
+        if (amax && warp_numbers > *reinterpret_cast<volatile u32*>(amax)) atomicMax(amax, warp_numbers);
+        if (flag && warp_all >= INFINITY_BITS) atomicOr(flag, 1u);
+    }
+};
+
+// ---- functions ----
+
+// e^x, operation for operation as the cpu device computes it: 2^n · e^r with n = round(x / ln 2) and e^r a polynomial;
+// within two units in the last place, results below the smallest normal number are 0.
+__device__ __forceinline__ float exponential(float x) {
+    const float lowest = -87.33654f, highest = 88.72283f, ln2_high = 0.6933594f, ln2_low = -2.1219444e-4f;
+    const float rounder = 12582912.0f;
+    float bounded = x < lowest ? lowest : x;
+    bounded = bounded > highest ? highest : bounded;
+    const float shifted = bounded * 1.44269504088896340736f + rounder;
+    const float n = shifted - rounder;
+    const float r = (bounded - n * ln2_high) - n * ln2_low;
+    float p = 1.9875691e-4f;
+    p = p * r + 1.3982e-3f;
+    p = p * r + 8.333452e-3f;
+    p = p * r + 4.1665796e-2f;
+    p = p * r + 1.6666665e-1f;
+    p = p * r + 5e-1f;
+    p = (p * (r * r) + r) + 1.0f;
+    const int power = (int)(__float_as_uint(shifted) - __float_as_uint(rounder)), half = power >> 1;
+    float value = p * __uint_as_float((u32)(half + 127) << 23) * __uint_as_float((u32)(power - half + 127) << 23);
+    value = x < lowest ? 0.0f : value;
+    value = x > highest ? __uint_as_float(INFINITY_BITS) : value;
+    return x != x ? x : value;
+}
+
+// GELU in its tanh form, which is x · sigmoid(2u) with u = √(2/π) (x + 0.044715 x³).
+__device__ __forceinline__ float gelu_gate(float x) {
+    const float twice_u = 1.5957691216057307f * x * (1.0f + 0.044715f * x * x);
+    return 1.0f / (1.0f + exponential(-twice_u));
+}
+
+__device__ __forceinline__ float gelu(float x) { return x * gelu_gate(x); }
+
+__device__ __forceinline__ float gelu_gradient(float x, float dy) {
+    const float gate = gelu_gate(x), slope = 1.5957691216057307f * (1.0f + 0.134145f * x * x);
+    return dy * (gate + x * gate * (1.0f - gate) * slope);
+}
