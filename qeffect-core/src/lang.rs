@@ -17,7 +17,10 @@
 
 pub mod ast;
 mod draft;
+#[doc(hidden)]
+pub mod embed;
 mod interp;
+mod konst;
 mod lex;
 mod nearest;
 mod parse;
@@ -27,6 +30,7 @@ pub mod token;
 
 pub use ast::Program;
 pub use interp::{MAX_ITEMS, MAX_MICROBATCHES, MAX_RANKS, MAX_STAGES, MAX_STEPS, annotate, environment, interpret};
+pub use konst::constant;
 pub use lex::lex;
 pub use parse::{Parsed, Signature, parse};
 pub use print::print;

@@ -1,6 +1,7 @@
 //! Tests of the language as its users meet it: text in, schedules or messages out.
 
 mod codes;
+mod embedding;
 mod meaning;
 
 use crate::action::Item;
