@@ -1,3 +1,21 @@
 //! Devices, ops, driver and training loop of QEffect.
+//!
+//! From the bottom up: `kernels` compute on slices; a [`device`] owns buffers and carries out [`cmd`]s; a [`cx`] gives
+//! ops leased activations, commands and, with a token, the state cells; a [`stage`] is F, I and W of a part of the model;
+//! a [`shard`] is one rank's stages with all they own.
 
+pub mod act;
+pub mod cmd;
+pub mod cpu;
+pub mod cx;
+pub mod data;
+pub mod device;
+pub mod error;
 pub mod kernels;
+pub mod op;
+pub mod optim;
+pub mod pool;
+pub mod rng;
+pub mod shard;
+pub mod stage;
+pub mod state;

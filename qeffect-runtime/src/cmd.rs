@@ -1,0 +1,411 @@
+//! The op set: everything a device can be asked to do.
+//!
+//! A command names buffers and numbers that are fixed for a run. What changes from step to step (batch, learning rate,
+//! scales, flags) lies in buffers, so a list of commands can be recorded once and replayed.
+//!
+//! No command reads what its outputs held, unless it says so, and none may read a buffer that it writes. Matrices are
+//! row-major without gaps. "Activation" means the recipe's activation type, "master" the type of its master weights.
+
+use qeffect_core::fp8::Fp8 as Format;
+use qeffect_core::scaling::ScaleRule;
+
+use crate::device::Buf;
+#[cfg(doc)]
+use crate::kernels::optimizer::NORM_PIECE;
+
+/// One element of a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Scalar {
+    /// The buffer.
+    pub buf: Buf,
+    /// Which element.
+    pub index: usize,
+}
+
+/// An operand of a matrix product.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Operand {
+    /// Its elements.
+    pub buf: Buf,
+    /// For FP8: the factor of these bytes. It was stored when they were made and travels with them.
+    pub scale_inv: Option<Buf>,
+    /// Whether the product takes the stored matrix transposed.
+    pub transposed: bool,
+}
+
+/// Constants of AdamW.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct AdamWConfig {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the denominator after bias correction.
+    pub epsilon: f64,
+    /// Decoupled weight decay of this parameter.
+    pub weight_decay: f64,
+}
+
+/// Sizes of attention.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct AttentionShape {
+    /// Sequences of a microbatch.
+    pub sequences: usize,
+    /// Tokens of each.
+    pub length: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Elements of a query, key or value.
+    pub head_dim: usize,
+}
+
+impl AttentionShape {
+    /// Elements per token over all heads.
+    pub const fn hidden(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Rows.
+    pub const fn tokens(&self) -> usize {
+        self.sequences * self.length
+    }
+}
+
+/// A command.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum Cmd {
+    /// Every element becomes `value`.
+    Fill {
+        /// Any type.
+        dst: Buf,
+        /// The value, rounded to the type.
+        value: f32,
+    },
+    /// `dst = src`, same type and size.
+    Copy {
+        /// From.
+        src: Buf,
+        /// To.
+        dst: Buf,
+    },
+    /// `dst = src`, rounded to the type of `dst`: the working copy of a master parameter.
+    Convert {
+        /// From.
+        src: Buf,
+        /// To.
+        dst: Buf,
+    },
+    /// `out[m, n] = a[m, k] · b[k, n] + bias[n]`.
+    Gemm {
+        /// Rows of `out`.
+        m: usize,
+        /// Columns of `out`.
+        n: usize,
+        /// Terms of each sum.
+        k: usize,
+        /// First operand.
+        a: Operand,
+        /// Second operand.
+        b: Operand,
+        /// One per column: activation or master.
+        bias: Option<Buf>,
+        /// Activation or master.
+        out: Buf,
+    },
+    /// Cast to FP8 with the scale in force: `codes = encode(src · scale)`, `scale_inv = 1 / scale`.
+    Quantise {
+        /// Activation or master, `[rows, cols]`.
+        src: Buf,
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        cols: usize,
+        /// The format.
+        format: Format,
+        /// The scale in force.
+        scale: Scalar,
+        /// The codes.
+        codes: Buf,
+        /// The codes transposed, `[cols, rows]`.
+        transposed: Option<Buf>,
+        /// The factor of these codes, one f32.
+        scale_inv: Buf,
+        /// The largest magnitude of `src` is folded into this staging entry. `None`: nothing is recorded.
+        amax: Option<Scalar>,
+        /// Set, and never cleared, if `src` holds an infinity or NaN: the cast clips the one and hides the other.
+        flag: Option<Buf>,
+    },
+    /// Rolls the cells whose staged amax is not zero (see `qeffect_core::scaling`), in place.
+    Roll {
+        /// One scale per cell.
+        scales: Buf,
+        /// `[H, cells]`, row 0 staged.
+        history: Buf,
+        /// The rule of these cells.
+        rule: ScaleRule,
+        /// If this flag is set, nothing is done.
+        unless: Option<Buf>,
+    },
+    /// `out[t] = table[tokens[t]] + positions[t mod seq]`, rounded once.
+    Embed {
+        /// u32, one per row of `out`.
+        tokens: Buf,
+        /// Master, `[vocabulary, cols]`.
+        table: Buf,
+        /// Master, `[seq, cols]`.
+        positions: Buf,
+        /// Activation.
+        out: Buf,
+        /// Tokens per sequence.
+        seq: usize,
+        /// Elements per token.
+        cols: usize,
+    },
+    /// Gradients of [`Cmd::Embed`]: rows are added in ascending order of t; untouched rows are zero.
+    EmbedGrad {
+        /// u32.
+        tokens: Buf,
+        /// u32: all rows, sorted by token, then ascending.
+        order: Buf,
+        /// Activation.
+        dy: Buf,
+        /// Master, `[vocabulary, cols]`.
+        table_grad: Buf,
+        /// Master, `[seq, cols]`.
+        positions_grad: Buf,
+        /// Tokens per sequence.
+        seq: usize,
+        /// Elements per token.
+        cols: usize,
+    },
+    /// `y = (x - mean) · rstd · gain + bias` per row.
+    LayerNorm {
+        /// Activation.
+        x: Buf,
+        /// Master, `[cols]`.
+        gain: Buf,
+        /// Master, `[cols]`.
+        bias: Buf,
+        /// Activation.
+        y: Buf,
+        /// Master, one per row.
+        mean: Buf,
+        /// Master, one per row: 1 / √(variance + 1e-5).
+        rstd: Buf,
+        /// Elements per row.
+        cols: usize,
+    },
+    /// Gradients of [`Cmd::LayerNorm`].
+    LayerNormGrad {
+        /// Activation.
+        dy: Buf,
+        /// Activation.
+        x: Buf,
+        /// Master.
+        gain: Buf,
+        /// Master.
+        mean: Buf,
+        /// Master.
+        rstd: Buf,
+        /// Activation.
+        dx: Buf,
+        /// Master, `[cols]`.
+        gain_grad: Buf,
+        /// Master, `[cols]`.
+        bias_grad: Buf,
+        /// Elements per row.
+        cols: usize,
+    },
+    /// GELU in its tanh form.
+    Gelu {
+        /// Activation.
+        x: Buf,
+        /// Activation.
+        y: Buf,
+    },
+    /// `dx = dy · gelu'(x)`.
+    GeluGrad {
+        /// Activation.
+        x: Buf,
+        /// Activation.
+        dy: Buf,
+        /// Activation.
+        dx: Buf,
+    },
+    /// Causal attention over packed rows `[q | k | v]`.
+    Attention {
+        /// Activation, `[tokens, 3 · hidden]`.
+        qkv: Buf,
+        /// Activation, `[tokens, hidden]`.
+        out: Buf,
+        /// Master, `[sequences, heads, length]`: log-sum-exp of each row of scores.
+        lse: Buf,
+        /// Sizes.
+        shape: AttentionShape,
+    },
+    /// Gradients of [`Cmd::Attention`].
+    AttentionGrad {
+        /// As forward.
+        qkv: Buf,
+        /// As forward.
+        lse: Buf,
+        /// Activation.
+        dout: Buf,
+        /// Activation.
+        dqkv: Buf,
+        /// Sizes.
+        shape: AttentionShape,
+    },
+    /// `out = a + b`.
+    Add {
+        /// Activation.
+        a: Buf,
+        /// Activation.
+        b: Buf,
+        /// Activation.
+        out: Buf,
+    },
+    /// `out[j] = Σ x[i, j]`, rows in fixed order.
+    ColumnSums {
+        /// Activation.
+        x: Buf,
+        /// Master, `[cols]`.
+        out: Buf,
+        /// Elements per row.
+        cols: usize,
+    },
+    /// Log-sum-exp per row, and the mean cross-entropy over rows.
+    CrossEntropy {
+        /// Activation, `[rows, vocabulary]`.
+        logits: Buf,
+        /// u32, one per row.
+        targets: Buf,
+        /// Master, one per row.
+        lse: Buf,
+        /// Master: the mean.
+        loss: Scalar,
+        /// Set if the loss is not finite.
+        flag: Option<Buf>,
+        /// Columns of `logits`.
+        vocabulary: usize,
+    },
+    /// `dlogits = (softmax(logits) - onehot(targets)) · factor`.
+    CrossEntropyGrad {
+        /// Activation.
+        logits: Buf,
+        /// u32.
+        targets: Buf,
+        /// Master.
+        lse: Buf,
+        /// Activation.
+        dlogits: Buf,
+        /// Columns of `logits`.
+        vocabulary: usize,
+        /// Loss scale divided by the number of rows.
+        factor: f32,
+    },
+    /// `out = ((slots[0] + slots[1]) + ..) · factor`.
+    SumSlots {
+        /// Master, in microbatch order.
+        slots: Box<[Buf]>,
+        /// Master.
+        out: Buf,
+        /// Multiplied once.
+        factor: f32,
+    },
+    /// `partials[first + i]` = sum of squares of piece i of `src`, of [`NORM_PIECE`] elements (the last may be short).
+    SumSquares {
+        /// Master.
+        src: Buf,
+        /// Master.
+        partials: Buf,
+        /// Where the partial sums go; others are left alone.
+        first: usize,
+    },
+    /// `norm = √(Σ partials)`, in order; `clip = min(1, limit / (norm + 1e-6))`; `flag` is set if the norm is not
+    /// finite or any of `flags` is set, and never cleared.
+    Settle {
+        /// Master: every partial sum of the model, in the order of parameter names.
+        partials: Buf,
+        /// u32: the flags of all ranks.
+        flags: Buf,
+        /// Largest norm; infinite: no clipping.
+        limit: f32,
+        /// Master, one element.
+        norm: Buf,
+        /// Master, one element.
+        clip: Buf,
+        /// u32, one element.
+        flag: Buf,
+    },
+    /// One step of AdamW in PyTorch's order of operations, in place; the gradient is multiplied by `clip` first.
+    AdamW {
+        /// Master.
+        param: Buf,
+        /// Master.
+        grad: Buf,
+        /// Master: first moment.
+        moment1: Buf,
+        /// Master: second moment.
+        moment2: Buf,
+        /// Master, one element.
+        clip: Buf,
+        /// Master, `[steps, 3]`: learning rate, step size (learning rate / (1 - β1^t)), and √(1 - β2^t).
+        table: Buf,
+        /// u64, one element: good commits so far; the row of `table`.
+        counter: Buf,
+        /// Constants.
+        config: AdamWConfig,
+        /// If this flag is set, nothing is done.
+        unless: Buf,
+    },
+    /// `counter += 1`, unless the flag is set.
+    Advance {
+        /// u64, one element.
+        counter: Buf,
+        /// The flag.
+        unless: Buf,
+    },
+    /// `dst = src` if the flag is set.
+    CopyIf {
+        /// The flag.
+        flag: Buf,
+        /// From.
+        src: Buf,
+        /// To.
+        dst: Buf,
+    },
+}
+
+impl Cmd {
+    /// Its name, for messages and profiles.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Cmd::Fill { .. } => "fill",
+            Cmd::Copy { .. } => "copy",
+            Cmd::Convert { .. } => "convert",
+            Cmd::Gemm { .. } => "gemm",
+            Cmd::Quantise { .. } => "quantise",
+            Cmd::Roll { .. } => "roll",
+            Cmd::Embed { .. } => "embed",
+            Cmd::EmbedGrad { .. } => "embed_grad",
+            Cmd::LayerNorm { .. } => "layer_norm",
+            Cmd::LayerNormGrad { .. } => "layer_norm_grad",
+            Cmd::Gelu { .. } => "gelu",
+            Cmd::GeluGrad { .. } => "gelu_grad",
+            Cmd::Attention { .. } => "attention",
+            Cmd::AttentionGrad { .. } => "attention_grad",
+            Cmd::Add { .. } => "add",
+            Cmd::ColumnSums { .. } => "column_sums",
+            Cmd::CrossEntropy { .. } => "cross_entropy",
+            Cmd::CrossEntropyGrad { .. } => "cross_entropy_grad",
+            Cmd::SumSlots { .. } => "sum_slots",
+            Cmd::SumSquares { .. } => "sum_squares",
+            Cmd::Settle { .. } => "settle",
+            Cmd::AdamW { .. } => "adamw",
+            Cmd::Advance { .. } => "advance",
+            Cmd::CopyIf { .. } => "copy_if",
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The context of an action: the primitives that ops are written in.
+//!
+//! A context belongs to one action on one stage and microbatch. It leases activations, issues commands, and is the only
+//! way to the state cells: quantising an input takes a `Token<Fwd>`, quantising a gradient a `Token<Bwd>`, and a weight
+//! gradient is given neither.
+
+use qeffect_core::code::Code;
+use qeffect_core::dtype::Dtype;
+use qeffect_core::fp8::Fp8 as Format;
+use qeffect_core::ids::Microbatch;
+use qeffect_core::recipe::Recipe;
+use qeffect_core::schedule::Update;
+use qeffect_core::token::{Bwd, Fwd, Token};
+
+use crate::act::{Act, Fp8, Kept};
+use crate::cmd::{Cmd, Operand, Scalar};
+use crate::device::{Buf, Device};
+use crate::error::{Error, Result};
+use crate::pool::Pool;
+use crate::stage::{CellId, ParamId, Role, StageSpec};
+use crate::state::{Bank, StageState, WorkingBufs};
+
+/// What all actions of a rank share.
+#[derive(Debug)]
+pub struct RunBufs {
+    /// u32, one element: set when a value is not finite, cleared when a step begins.
+    pub flag: Buf,
+    /// Per microbatch, u32: the tokens of its sequences.
+    pub tokens: Vec<Act>,
+    /// Per microbatch, u32: the token after each.
+    pub targets: Vec<Act>,
+    /// Master, one element per microbatch: its loss.
+    pub losses: Act,
+}
+
+/// Where the gradient of one parameter and microbatch goes. Given out once.
+#[must_use = "a gradient destination is written by the action that asked for it"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct GradDst {
+    act: Act,
+}
+
+impl GradDst {
+    /// The buffer, to write.
+    pub const fn act(&self) -> Act {
+        self.act
+    }
+}
+
+/// Which gradients a step has written: per parameter, one bit per microbatch.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct GradLog {
+    written: Vec<Vec<bool>>,
+}
+
+impl GradLog {
+    /// For `params` parameters and `microbatches`.
+    pub fn new(params: usize, microbatches: u32) -> GradLog {
+        GradLog { written: vec![vec![false; microbatches as usize]; params] }
+    }
+
+    /// Forgets everything: a step begins.
+    pub fn clear(&mut self) {
+        self.written.iter_mut().for_each(|slots| slots.fill(false));
+    }
+
+    /// How many microbatches have written a parameter's gradient.
+    pub fn count(&self, param: ParamId) -> usize {
+        self.written.get(param.0).map_or(0, |slots| slots.iter().filter(|written| **written).count())
+    }
+
+    /// The first parameter and microbatch whose gradient is missing.
+    pub fn missing(&self) -> Option<(ParamId, Microbatch)> {
+        self.written.iter().enumerate().find_map(|(param, slots)| {
+            slots.iter().position(|written| !written).map(|m| (ParamId(param), Microbatch(m as u32)))
+        })
+    }
+}
+
+/// In which forms a quantised tensor is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Forms {
+    /// As stored only.
+    Plain,
+    /// Also transposed, where the device needs that for a weight gradient.
+    Both,
+}
+
+/// The context of one action.
+pub struct Cx<'a> {
+    pub(crate) device: &'a mut dyn Device,
+    pub(crate) pool: &'a mut Pool,
+    pub(crate) spec: &'a StageSpec,
+    pub(crate) state: &'a StageState,
+    pub(crate) run: &'a RunBufs,
+    pub(crate) order: &'a [Act],
+    pub(crate) log: &'a mut GradLog,
+    pub(crate) microbatch: Microbatch,
+    pub(crate) targets: bool,
+}
+
+impl Cx<'_> {
+    /// The recipe.
+    pub const fn recipe(&self) -> &Recipe {
+        &self.spec.recipe
+    }
+
+    /// The microbatch.
+    pub const fn microbatch(&self) -> Microbatch {
+        self.microbatch
+    }
+
+    /// Carries out a command.
+    pub fn issue(&mut self, cmd: Cmd) -> Result<()> {
+        Ok(self.device.issue(&cmd)?)
+    }
+
+    /// Leases an activation.
+    pub fn lease(&mut self, rows: usize, cols: usize) -> Result<Act> {
+        self.lease_as(self.spec.recipe.activation(), rows, cols)
+    }
+
+    /// Leases a tensor of some type.
+    pub fn lease_as(&mut self, dtype: Dtype, rows: usize, cols: usize) -> Result<Act> {
+        self.pool.lease(self.device, dtype, rows, cols)
+    }
+
+    /// Gives a leased tensor back.
+    pub fn free(&mut self, act: Act) -> Result<()> {
+        self.pool.free(self.device, act)
+    }
+
+    /// Retains a leased tensor: its buffer lives until both shares are given up.
+    pub fn keep(&mut self, act: Act) -> Result<Kept> {
+        self.pool.keep(act)
+    }
+
+    /// Gives a retained tensor up.
+    pub fn release(&mut self, kept: Kept) -> Result<()> {
+        self.pool.release(self.device, kept)
+    }
+
+    /// Gives a retained quantised tensor up.
+    pub fn release_fp8(&mut self, fp8: Fp8) -> Result<()> {
+        self.pool.release_fp8(self.device, fp8)
+    }
+
+    /// The tokens of this microbatch.
+    pub fn tokens(&self) -> Result<Act> {
+        self.run.tokens.get(self.microbatch.index()).copied().ok_or_else(|| self.no_microbatch())
+    }
+
+    /// The rows of this microbatch, sorted by token.
+    pub fn token_order(&self) -> Result<Act> {
+        self.order.get(self.microbatch.index()).copied().ok_or_else(|| self.no_microbatch())
+    }
+
+    /// Their successors; `None` where only logits are wanted.
+    pub fn targets(&self) -> Result<Option<Act>> {
+        if !self.targets {
+            return Ok(None);
+        }
+        self.run.targets.get(self.microbatch.index()).copied().map(Some).ok_or_else(|| self.no_microbatch())
+    }
+
+    /// Where the loss of this microbatch goes.
+    pub fn loss(&self) -> Scalar {
+        Scalar { buf: self.run.losses.buf, index: self.microbatch.index() }
+    }
+
+    /// The flag of this step.
+    pub fn flag(&self) -> Buf {
+        self.run.flag
+    }
+
+    /// A parameter's master weights.
+    pub fn master(&self, param: ParamId) -> Act {
+        self.state.param(param).master
+    }
+
+    /// A parameter in the form that ops read.
+    pub fn working(&self, param: ParamId) -> WorkingBufs {
+        self.state.param(param).working
+    }
+
+    /// Where the gradient of a parameter goes for this microbatch. It is written once.
+    pub fn grad(&mut self, param: ParamId) -> Result<GradDst> {
+        let m = self.microbatch.index();
+        let path = &self.spec.params[param.0].path;
+        let slot = self.state.param(param).slots.get(m).copied();
+        let (Some(act), Some(written)) = (slot, self.log.written.get_mut(param.0).and_then(|w| w.get_mut(m))) else {
+            return Err(self.no_microbatch());
+        };
+        if std::mem::replace(written, true) {
+            return Err(Error::Contract {
+                code: Code::ArenaDuplicate,
+                message: format!("the gradient of `{path}` is written twice for microbatch {m}"),
+            });
+        }
+        Ok(GradDst { act })
+    }
+
+    /// `out = op(a) · op(b) + bias`, as an activation.
+    pub fn gemm(&mut self, [m, n, k]: [usize; 3], a: Operand, b: Operand, bias: Option<Buf>) -> Result<Act> {
+        let out = self.lease(m, n)?;
+        self.issue(Cmd::Gemm { m, n, k, a, b, bias, out: out.buf })?;
+        Ok(out)
+    }
+
+    /// `a + b`.
+    pub fn add(&mut self, a: Act, b: Act) -> Result<Act> {
+        if (a.rows, a.cols) != (b.rows, b.cols) {
+            return Err(Error::shape("add", &a.to_string(), Some(b)));
+        }
+        let out = self.lease(a.rows, a.cols)?;
+        self.issue(Cmd::Add { a: a.buf, b: b.buf, out: out.buf })?;
+        Ok(out)
+    }
+
+    /// `Σ x[i, j]` over rows, into a gradient.
+    pub fn column_sums(&mut self, x: Act, dst: GradDst) -> Result<()> {
+        self.issue(Cmd::ColumnSums { x: x.buf, out: dst.act.buf, cols: x.cols })
+    }
+
+    /// Quantises an input, with the scale in force, and stages its amax. For F.
+    pub fn quantise_input(&mut self, x: Act, cell: CellId, token: Token<Fwd>) -> Result<(Fp8, Token<Fwd>)> {
+        Ok((self.quantise(x, cell, Role::Input, Forms::Both, true)?, token))
+    }
+
+    /// Quantises the gradient of an output, with the scale in force, and stages its amax. For I.
+    pub fn quantise_grad(&mut self, dy: Act, cell: CellId, token: Token<Bwd>) -> Result<(Fp8, Token<Bwd>)> {
+        Ok((self.quantise(dy, cell, Role::GradOutput, Forms::Both, true)?, token))
+    }
+
+    /// Quantises an input with the scale in force and leaves no trace. For evaluation.
+    pub fn quantise_frozen(&mut self, x: Act, cell: CellId) -> Result<Fp8> {
+        self.quantise(x, cell, Role::Input, Forms::Plain, false)
+    }
+
+    /// Drops the form of a quantised tensor that only the product of this action needed.
+    pub fn keep_for_weight_grad(&mut self, fp8: Fp8) -> Result<Fp8> {
+        match fp8.other {
+            None => Ok(fp8),
+            Some(other) => {
+                self.release(fp8.codes)?;
+                Ok(Fp8 { codes: other, flipped: !fp8.flipped, other: None, ..fp8 })
+            }
+        }
+    }
+
+    /// The end of F: rolls the input cells of the stage.
+    pub fn roll_forward(&mut self, token: Token<Fwd>) -> Result<Token<Fwd>> {
+        Ok(if self.roll(Role::Input)? { token.rolled() } else { token })
+    }
+
+    /// The end of I: rolls the gradient cells of the stage.
+    pub fn roll_backward(&mut self, token: Token<Bwd>) -> Result<Token<Bwd>> {
+        Ok(if self.roll(Role::GradOutput)? { token.rolled() } else { token })
+    }
+
+    fn roll(&mut self, role: Role) -> Result<bool> {
+        match self.state.bank(role) {
+            Some(bank) if self.state.update() == Update::Microbatch => {
+                bank.roll(self.device, None)?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn quantise(&mut self, x: Act, cell: CellId, role: Role, forms: Forms, record: bool) -> Result<Fp8> {
+        let state = self.state;
+        let bank: &Bank = match state.bank(role) {
+            Some(bank) if cell.role == role && cell.index < bank.len() => bank,
+            _ => {
+                return Err(Error::Contract {
+                    code: Code::TokenOutOfOrder,
+                    message: format!("{} cell {} is not moved by this action", cell.role.name(), cell.index),
+                });
+            }
+        };
+        let format: Format = bank.format;
+        let both = forms == Forms::Both && self.device.caps().fp8_needs_transposes;
+        let codes = self.lease_as(format.dtype(), x.rows, x.cols)?;
+        let other = if both { Some(self.lease_as(format.dtype(), x.cols, x.rows)?) } else { None };
+        let scale_inv = self.lease_as(Dtype::F32, 1, 1)?;
+        self.issue(Cmd::Quantise {
+            src: x.buf,
+            rows: x.rows,
+            cols: x.cols,
+            format,
+            scale: bank.scale(cell.index),
+            codes: codes.buf,
+            transposed: other.map(|act| act.buf),
+            scale_inv: scale_inv.buf,
+            amax: record.then(|| bank.staging(cell.index)),
+            flag: record.then_some(self.run.flag),
+        })?;
+        // The lease itself is what is kept.
+        Ok(Fp8 {
+            format,
+            rows: x.rows,
+            cols: x.cols,
+            codes: Kept::new(codes),
+            flipped: false,
+            other: other.map(Kept::new),
+            scale_inv: Kept::new(scale_inv),
+        })
+    }
+
+    fn no_microbatch(&self) -> Error {
+        Error::Contract {
+            code: Code::OutOfRange,
+            message: format!("microbatch {} does not exist in this run", self.microbatch),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Devices: who owns buffers and carries out commands.
+//!
+//! A device knows nothing of ops, stages or schedules. It makes typed buffers, which keep their address for its whole
+//! life, and carries out [`Cmd`]s over them. Commands hold no host data that changes from step to step, so a recorded
+//! list of them can be replayed: that is what capture is.
+
+use core::fmt;
+
+use qeffect_core::dtype::Dtype;
+
+use crate::cmd::Cmd;
+
+/// A buffer of one device. It stays valid, at one address, as long as the device lives.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Buf(pub(crate) u32);
+
+impl Buf {
+    /// The position in the device's table.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
+/// What a buffer holds.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct BufSpec {
+    /// For messages.
+    pub name: String,
+    /// Type of its elements.
+    pub dtype: Dtype,
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements per row.
+    pub cols: usize,
+}
+
+impl BufSpec {
+    /// A matrix.
+    pub fn new(name: impl Into<String>, dtype: Dtype, rows: usize, cols: usize) -> BufSpec {
+        BufSpec { name: name.into(), dtype, rows, cols }
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.size()
+    }
+}
+
+/// What a device asks of those who plan buffers for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Caps {
+    /// Matrix products in FP8 take their first operand as stored and their second one transposed, and nothing else: a
+    /// tensor that is needed the other way is kept as a transposed copy, made by the cast.
+    pub fp8_needs_transposes: bool,
+}
+
+/// Owner of buffers, executor of commands.
+pub trait Device: Send {
+    /// Its name, for messages and tables.
+    fn name(&self) -> &str;
+
+    /// What it asks of buffers.
+    fn caps(&self) -> Caps;
+
+    /// Makes a poisoned buffer: floats are NaN, other types have all bits but the first set. Never called in a replay.
+    fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError>;
+
+    /// What a buffer holds.
+    fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError>;
+
+    /// Carries out a command, or queues it behind those issued before. If the command is refused, nothing is written.
+    fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError>;
+
+    /// Fills a buffer from host memory. `bytes` has exactly its size.
+    fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Waits for all commands, then copies a buffer to host memory. `bytes` has exactly its size.
+    fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Makes a buffer's content as that of a new one, so that a read of what was not written shows.
+    fn poison(&mut self, buf: Buf) -> Result<(), DeviceError>;
+}
+
+/// What a device refuses. Nothing has been written then.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// A buffer of another device, or of none.
+    #[error("buffer {0} does not belong to this device")]
+    UnknownBuffer(Buf),
+    /// A command would write what it reads.
+    #[error("{cmd}: `{buffer}` is written and used a second time")]
+    Aliased {
+        /// The command.
+        cmd: &'static str,
+        /// Name of the buffer.
+        buffer: String,
+    },
+    /// A buffer has a type that the command does not take there.
+    #[error("{cmd}: `{buffer}` holds {found}, not {expected}")]
+    Dtype {
+        /// The command.
+        cmd: &'static str,
+        /// Name of the buffer.
+        buffer: String,
+        /// Its type.
+        found: Dtype,
+        /// What is taken.
+        expected: &'static str,
+    },
+    /// A buffer has another size.
+    #[error("{cmd}: `{buffer}` has {found} elements, not {expected}")]
+    Elements {
+        /// The command.
+        cmd: &'static str,
+        /// Name of the buffer.
+        buffer: String,
+        /// Its elements.
+        found: usize,
+        /// What is needed.
+        expected: usize,
+    },
+    /// The command itself failed.
+    #[error("{cmd}: {reason}")]
+    Failed {
+        /// The command.
+        cmd: &'static str,
+        /// Why.
+        reason: String,
+    },
+}

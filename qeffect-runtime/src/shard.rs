@@ -1,0 +1,560 @@
+//! One rank's part of the model: its device, its stages with all they own, and the life of a step.
+//!
+//! A driver calls, per step: [`Shard::begin_step`], then per node of its program [`Shard::refresh`], [`Shard::forward`],
+//! [`Shard::input_grad`], [`Shard::weight_grad`], [`Shard::reduce`], then [`Shard::measure`], the exchange,
+//! [`Shard::settle`] and [`Shard::commit`]. It never learns what a stage computes. Order, versions and ownership are
+//! the ledger's to check.
+
+use std::collections::BTreeMap;
+
+use bytemuck::Pod;
+use half::bf16;
+use qeffect_core::code::Code;
+use qeffect_core::dtype::Dtype;
+use qeffect_core::ids::{Microbatch, Stage as StageId};
+use qeffect_core::recipe::Recipe;
+use qeffect_core::token::{Bwd, Fwd, Token};
+
+use crate::act::Act;
+use crate::cmd::{AdamWConfig, Cmd};
+use crate::cx::{Cx, GradLog, RunBufs};
+use crate::data::Windows;
+use crate::device::{Buf, BufSpec, Device};
+use crate::error::{Error, Result};
+use crate::optim::{Measured, NormPlan, OptimConfig, Verdict};
+use crate::pool::Pool;
+use crate::rng;
+use crate::stage::{Init, ParamKind, Role, Stage, StageSpec};
+use crate::state::{StageState, WorkingBufs};
+
+/// What a run fixes for all its ranks.
+#[derive(Clone, Debug)]
+pub struct ShardConfig {
+    /// Microbatches of a step.
+    pub microbatches: u32,
+    /// Ranks that see other data of the same step; gradients are divided by microbatches times this.
+    pub data_parallel: u32,
+    /// Tokens of a microbatch.
+    pub tokens: usize,
+    /// Ranks of the pipeline: as many flags are agreed on.
+    pub ranks: u32,
+    /// The optimizer.
+    pub optim: OptimConfig,
+    /// Partial sums of the whole model.
+    pub norm: NormPlan,
+}
+
+struct Part<S> {
+    id: StageId,
+    stage: S,
+    state: StageState,
+    log: GradLog,
+}
+
+struct OptimBufs {
+    partials: Buf,
+    flags: Buf,
+    norm: Buf,
+    clip: Buf,
+    table: Buf,
+    counter: Buf,
+}
+
+/// One rank's part of the model.
+pub struct Shard<S> {
+    device: Box<dyn Device>,
+    pool: Pool,
+    parts: Vec<Part<S>>,
+    run: RunBufs,
+    order: Vec<Act>,
+    optim: OptimBufs,
+    recipe: Recipe,
+    config: ShardConfig,
+}
+
+/// Values of a buffer that is saved or compared: type, shape, bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Named {
+    /// Type of its elements.
+    pub dtype: Dtype,
+    /// Rows and columns.
+    pub shape: [usize; 2],
+    /// Its elements, little-endian.
+    pub bytes: Vec<u8>,
+}
+
+impl<S: Stage> Shard<S> {
+    /// Makes all buffers. Parameters are to be given by [`Shard::init`] or [`Shard::set_param`], then the weight cache
+    /// by [`Shard::prologue`].
+    pub fn new(mut device: Box<dyn Device>, stages: Vec<(StageId, S)>, config: ShardConfig) -> Result<Shard<S>> {
+        config.optim.validate()?;
+        let Some(recipe) = stages.first().map(|(_, stage)| stage.spec().recipe) else {
+            return Err(Error::Config("a rank holds no stage".into()));
+        };
+        if config.microbatches == 0 || config.data_parallel == 0 || config.tokens == 0 || config.ranks == 0 {
+            return Err(Error::Config("microbatches, tokens and ranks must not be zero".into()));
+        }
+        let dev = device.as_mut();
+        let master = recipe.master();
+        let mut parts = Vec::with_capacity(stages.len());
+        for (id, stage) in stages {
+            let spec = stage.spec();
+            let log = GradLog::new(spec.params.len(), config.microbatches);
+            let state = StageState::new(dev, spec, config.microbatches)?;
+            parts.push(Part { id, stage, state, log });
+        }
+        let mut act = |name: &str, dtype: Dtype, rows: usize, cols: usize| -> Result<Act> {
+            Ok(Act { buf: dev.alloc(BufSpec::new(name, dtype, rows, cols))?, dtype, rows, cols })
+        };
+        let m = config.microbatches as usize;
+        let mut ids = |name: &str| -> Result<Vec<Act>> {
+            (0..m).map(|m| act(&format!("{name} of microbatch {m}"), Dtype::U32, config.tokens, 1)).collect()
+        };
+        let (tokens, targets, order) = (ids("tokens")?, ids("targets")?, ids("order of tokens")?);
+        let run =
+            RunBufs { flag: act("flag", Dtype::U32, 1, 1)?.buf, tokens, targets, losses: act("losses", master, 1, m)? };
+        let steps = config.optim.steps as usize;
+        let optim = OptimBufs {
+            partials: act("partial sums of squares", master, 1, config.norm.len())?.buf,
+            flags: act("flags of all ranks", Dtype::U32, 1, config.ranks as usize)?.buf,
+            norm: act("gradient norm", master, 1, 1)?.buf,
+            clip: act("clipping factor", master, 1, 1)?.buf,
+            table: act("learning rates", master, steps, 3)?.buf,
+            counter: act("commits", Dtype::U64, 1, 1)?.buf,
+        };
+        let mut shard =
+            Shard { device, pool: Pool::new(cfg!(debug_assertions)), parts, run, order, optim, recipe, config };
+        shard.upload_reals(shard.optim.table, &shard.config.optim.table())?;
+        shard.device.issue(&Cmd::Fill { dst: shard.optim.counter, value: 0.0 })?;
+        shard.device.issue(&Cmd::Fill { dst: shard.run.flag, value: 0.0 })?;
+        Ok(shard)
+    }
+
+    /// The recipe.
+    pub const fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
+    /// The device.
+    pub fn device(&mut self) -> &mut dyn Device {
+        self.device.as_mut()
+    }
+
+    /// The stages of this rank, in the order in which they were given.
+    pub fn stages(&self) -> impl Iterator<Item = (StageId, &S)> {
+        self.parts.iter().map(|part| (part.id, &part.stage))
+    }
+
+    /// What a stage owns.
+    pub fn spec(&self, stage: StageId) -> Result<&StageSpec> {
+        Ok(self.part(stage)?.stage.spec())
+    }
+
+    fn part(&self, stage: StageId) -> Result<&Part<S>> {
+        self.parts.iter().find(|part| part.id == stage).ok_or_else(|| wrong_rank(stage))
+    }
+
+    /// Draws the first values of every parameter: a function of seed and name, wherever the parameter lives.
+    pub fn init(&mut self, seed: u64) -> Result<()> {
+        for part in 0..self.parts.len() {
+            for index in 0..self.parts[part].state.params.len() {
+                let spec = &self.parts[part].stage.spec().params[index];
+                let stream = rng::name(&spec.path);
+                let values: Vec<f64> = match spec.init {
+                    Init::Zeros => vec![0.0; spec.elements()],
+                    Init::Ones => vec![1.0; spec.elements()],
+                    Init::Normal(deviation) => {
+                        (0..spec.elements() as u64).map(|i| deviation * rng::normal(seed, stream, i)).collect()
+                    }
+                };
+                let master = self.parts[part].state.params[index].master.buf;
+                self.upload_reals(master, &values)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a parameter its values. The weight cache follows at the next [`Shard::prologue`].
+    pub fn set_param(&mut self, path: &str, values: &[f64]) -> Result<()> {
+        let (part, index) = self.find(path)?;
+        let master = self.parts[part].state.params[index].master.buf;
+        self.upload_reals(master, values)
+    }
+
+    /// The values of a parameter.
+    pub fn param(&mut self, path: &str) -> Result<Vec<f64>> {
+        let (part, index) = self.find(path)?;
+        let master = self.parts[part].state.params[index].master;
+        self.reals(master)
+    }
+
+    /// The gradient of a parameter, complete after [`Shard::reduce`]: the mean over the step, not clipped.
+    pub fn gradient(&mut self, path: &str) -> Result<Vec<f64>> {
+        let (part, index) = self.find(path)?;
+        let grad = self.parts[part].state.params[index].grad;
+        self.reals(grad)
+    }
+
+    fn find(&self, path: &str) -> Result<(usize, usize)> {
+        let position = |part: &Part<S>| part.stage.spec().params.iter().position(|param| param.path == path);
+        self.parts
+            .iter()
+            .enumerate()
+            .find_map(|(index, part)| position(part).map(|param| (index, param)))
+            .ok_or_else(|| Error::Config(format!("this rank has no parameter `{path}`")))
+    }
+
+    /// At start and after loading: fills the weight cache from the masters.
+    pub fn prologue(&mut self) -> Result<()> {
+        for part in &self.parts {
+            part.state.prefill(self.device.as_mut(), part.stage.spec())?;
+        }
+        Ok(())
+    }
+
+    /// A step begins: its data is written, the flag cleared, scales and histories are copied aside.
+    pub fn begin_step(&mut self, batch: &[Windows]) -> Result<()> {
+        if batch.len() != self.config.microbatches as usize {
+            return Err(Error::Contract {
+                code: Code::BatchMismatch,
+                message: format!("{} microbatches for a schedule of {}", batch.len(), self.config.microbatches),
+            });
+        }
+        self.pool.quiescent()?;
+        self.load(batch)?;
+        self.device.issue(&Cmd::Fill { dst: self.run.flag, value: 0.0 })?;
+        for part in &mut self.parts {
+            part.log.clear();
+            part.state.save_cells(self.device.as_mut())?;
+        }
+        Ok(())
+    }
+
+    /// Writes tokens and targets, from microbatch 0 on. For evaluation, where no step begins.
+    pub fn load(&mut self, batch: &[Windows]) -> Result<()> {
+        if batch.len() > self.run.tokens.len() {
+            return Err(Error::Contract {
+                code: Code::BatchMismatch,
+                message: format!("{} microbatches for buffers of {}", batch.len(), self.run.tokens.len()),
+            });
+        }
+        for (m, windows) in batch.iter().enumerate() {
+            let mut order: Vec<u32> = (0..windows.tokens.len() as u32).collect();
+            order.sort_by_key(|row| (windows.tokens[*row as usize], *row));
+            for (act, values) in [
+                (self.run.tokens[m], &windows.tokens),
+                (self.run.targets[m], &windows.targets),
+                (self.order[m], &order),
+            ] {
+                if values.len() != act.elements() {
+                    return Err(Error::Contract {
+                        code: Code::BatchMismatch,
+                        message: format!("microbatch {m} has {} tokens, not {}", values.len(), act.elements()),
+                    });
+                }
+                self.device.write(act.buf, bytemuck::cast_slice(values))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn context(&mut self, stage: StageId, microbatch: Microbatch, targets: bool) -> Result<(&S, Cx<'_>)> {
+        let Shard { device, pool, parts, run, order, .. } = self;
+        let part = parts.iter_mut().find(|part| part.id == stage).ok_or_else(|| wrong_rank(stage))?;
+        let cx = Cx {
+            device: device.as_mut(),
+            pool,
+            spec: part.stage.spec(),
+            state: &part.state,
+            run,
+            order,
+            log: &mut part.log,
+            microbatch,
+            targets,
+        };
+        Ok((&part.stage, cx))
+    }
+
+    /// F. `x` stays the caller's; the output, if any, is leased to the caller.
+    pub fn forward(
+        &mut self,
+        stage: StageId,
+        microbatch: Microbatch,
+        x: Option<Act>,
+        token: Token<Fwd>,
+    ) -> Result<(Option<Act>, S::Tape, Token<Fwd>)> {
+        let (stage, mut cx) = self.context(stage, microbatch, true)?;
+        stage.forward(&mut cx, x, token)
+    }
+
+    /// I. `dy` stays the caller's; dX, if any, is leased to the caller.
+    pub fn input_grad(
+        &mut self,
+        stage: StageId,
+        microbatch: Microbatch,
+        dy: Option<Act>,
+        tape: S::Tape,
+        token: Token<Bwd>,
+    ) -> Result<(Option<Act>, S::Work, Token<Bwd>)> {
+        let (stage, mut cx) = self.context(stage, microbatch, true)?;
+        stage.input_grad(&mut cx, dy, tape, token)
+    }
+
+    /// W.
+    pub fn weight_grad(&mut self, stage: StageId, microbatch: Microbatch, work: S::Work) -> Result<()> {
+        let (stage, mut cx) = self.context(stage, microbatch, true)?;
+        stage.weight_grad(&mut cx, work)
+    }
+
+    /// F of evaluation. The last stage gives its logits, and with `targets` writes the loss.
+    pub fn evaluate(
+        &mut self,
+        stage: StageId,
+        microbatch: Microbatch,
+        x: Option<Act>,
+        targets: bool,
+    ) -> Result<Option<Act>> {
+        let (stage, mut cx) = self.context(stage, microbatch, targets)?;
+        stage.evaluate(&mut cx, x)
+    }
+
+    /// Before a stage's first F of a step: its weight cells roll; the cache is current already.
+    pub fn refresh(&mut self, stage: StageId) -> Result<()> {
+        let Shard { device, parts, .. } = self;
+        let part = parts.iter().find(|part| part.id == stage).ok_or_else(|| wrong_rank(stage))?;
+        part.state.refresh(device.as_mut())
+    }
+
+    /// After a stage's last gradient: microbatches are added in order, and multiplied once by 1/(M·DP) and the inverse
+    /// of the loss scale.
+    pub fn reduce(&mut self, stage: StageId) -> Result<()> {
+        let factor = self.gradient_factor();
+        let Shard { device, parts, .. } = self;
+        let part = parts.iter().find(|part| part.id == stage).ok_or_else(|| wrong_rank(stage))?;
+        if let Some((param, microbatch)) = part.log.missing() {
+            let path = &part.stage.spec().params[param.0].path;
+            return Err(Error::Contract {
+                code: Code::ArenaMissing,
+                message: format!("the gradient of `{path}` lacks microbatch {microbatch}"),
+            });
+        }
+        for param in &part.state.params {
+            let slots = param.slots.iter().map(|slot| slot.buf).collect();
+            device.issue(&Cmd::SumSlots { slots, out: param.grad.buf, factor })?;
+        }
+        Ok(())
+    }
+
+    fn gradient_factor(&self) -> f32 {
+        1.0 / (self.config.microbatches * self.config.data_parallel) as f32 / self.recipe.loss_scale()
+    }
+
+    /// What this rank knows before `agree`: partial sums of squares, and whether a value was not finite.
+    pub fn measure(&mut self) -> Result<Measured> {
+        let partials = self.optim.partials;
+        let mut positions = Vec::new();
+        for part in &self.parts {
+            for (spec, param) in part.stage.spec().params.iter().zip(&part.state.params) {
+                let first = self.config.norm.first(&spec.path)?;
+                self.device.issue(&Cmd::SumSquares { src: param.grad.buf, partials, first })?;
+                let pieces = crate::kernels::optimizer::norm_pieces(spec.elements());
+                positions.extend(first..first + pieces);
+            }
+        }
+        let all = self.read_reals(partials)?;
+        let bad = self.read_pod::<u32>(self.run.flag)?[0] != 0;
+        Ok(Measured { partials: positions.into_iter().map(|at| (at, all[at])).collect(), bad })
+    }
+
+    /// What all ranks know after `agree`: `measured` of every rank, in any order.
+    pub fn settle(&mut self, measured: &[Measured]) -> Result<Verdict> {
+        let mut all = vec![None; self.config.norm.len()];
+        for (at, value) in measured.iter().flat_map(|measured| &measured.partials) {
+            match all.get_mut(*at) {
+                Some(slot @ None) => *slot = Some(*value),
+                _ => return Err(Error::Config(format!("partial sum {at} of the norm is doubled or out of range"))),
+            }
+        }
+        let Some(all) = all.into_iter().collect::<Option<Vec<f64>>>() else {
+            return Err(Error::Config("a partial sum of the norm is missing".into()));
+        };
+        let ranks = self.config.ranks as usize;
+        if measured.len() != ranks {
+            return Err(Error::Config(format!("{} of {ranks} ranks took part in the agreement", measured.len())));
+        }
+        self.upload_reals(self.optim.partials, &all)?;
+        let flags: Vec<u32> = measured.iter().map(|measured| u32::from(measured.bad)).collect();
+        self.device.write(self.optim.flags, bytemuck::cast_slice(&flags))?;
+        let OptimBufs { partials, flags, norm, clip, .. } = self.optim;
+        let limit = self.config.optim.clip;
+        self.device.issue(&Cmd::Settle { partials, flags, limit, norm, clip, flag: self.run.flag })?;
+        let norm = self.read_reals(norm)?[0];
+        Ok(Verdict { norm, commit: self.read_pod::<u32>(self.run.flag)?[0] == 0 })
+    }
+
+    /// The optimizer step. If the flag is set, nothing changes: parameters and moments stay, scales and histories are
+    /// those of the step's start.
+    pub fn commit(&mut self) -> Result<()> {
+        self.pool.quiescent()?;
+        let device = self.device.as_mut();
+        let flag = self.run.flag;
+        let OptimBufs { clip, table, counter, .. } = self.optim;
+        let OptimConfig { beta1, beta2, epsilon, weight_decay, .. } = self.config.optim;
+        for part in &self.parts {
+            part.state.restore_cells(device, flag)?;
+            part.state.step_cells(device, flag)?;
+            for (spec, param) in part.stage.spec().params.iter().zip(&part.state.params) {
+                let weight_decay = if spec.kind == ParamKind::Matrix { weight_decay } else { 0.0 };
+                device.issue(&Cmd::AdamW {
+                    param: param.master.buf,
+                    grad: param.grad.buf,
+                    moment1: param.moment1.buf,
+                    moment2: param.moment2.buf,
+                    clip,
+                    table,
+                    counter,
+                    config: AdamWConfig { beta1, beta2, epsilon, weight_decay },
+                    unless: flag,
+                })?;
+            }
+        }
+        device.issue(&Cmd::Advance { counter, unless: flag })?;
+        // After a bad step this writes the same bytes again: neither weights nor scales have moved.
+        for part in &self.parts {
+            part.state.prefill(device, part.stage.spec())?;
+        }
+        Ok(())
+    }
+
+    /// An aborted step: everything retained is given up, and state is that of the step's start.
+    pub fn abort(&mut self) -> Result<()> {
+        self.pool.reset(self.device.as_mut())?;
+        self.device.issue(&Cmd::Fill { dst: self.run.flag, value: 1.0 })?;
+        for part in &mut self.parts {
+            part.state.restore_cells(self.device.as_mut(), self.run.flag)?;
+            part.log.clear();
+        }
+        Ok(())
+    }
+
+    /// Good commits so far: `e_W`.
+    pub fn commits(&mut self) -> Result<u64> {
+        Ok(self.read_pod::<u64>(self.optim.counter)?[0])
+    }
+
+    /// The loss of each microbatch, where this rank holds the last stage.
+    pub fn losses(&mut self) -> Result<Vec<f64>> {
+        self.read_reals(self.run.losses.buf)
+    }
+
+    /// Leases an activation for a message that arrives.
+    pub fn lease(&mut self, dtype: Dtype, rows: usize, cols: usize) -> Result<Act> {
+        self.pool.lease(self.device.as_mut(), dtype, rows, cols)
+    }
+
+    /// Gives a leased activation back.
+    pub fn free(&mut self, act: Act) -> Result<()> {
+        self.pool.free(self.device.as_mut(), act)
+    }
+
+    /// The bytes of an activation, for a message.
+    pub fn read_act(&mut self, act: Act, bytes: &mut [u8]) -> Result<()> {
+        Ok(self.device.read(act.buf, bytes)?)
+    }
+
+    /// Fills an activation from a message.
+    pub fn write_act(&mut self, act: Act, bytes: &[u8]) -> Result<()> {
+        Ok(self.device.write(act.buf, bytes)?)
+    }
+
+    /// Activations, tapes and works: what is leased now and the most that was.
+    pub const fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// The values of an activation.
+    pub fn reals(&mut self, act: Act) -> Result<Vec<f64>> {
+        self.read_reals(act.buf)
+    }
+
+    /// Everything that outlives a step, by name: masters, gradients, moments, caches, scales, histories, commits. Names
+    /// are those of layers, so two runs that cut the model differently can be compared.
+    pub fn export(&mut self) -> Result<BTreeMap<String, Named>> {
+        let mut wanted = vec![("commits".to_owned(), self.optim.counter, None)];
+        for part in &self.parts {
+            let spec = part.stage.spec();
+            for (param, bufs) in spec.params.iter().zip(&part.state.params) {
+                let path = &param.path;
+                wanted.extend([
+                    (format!("{path}/master"), bufs.master.buf, None),
+                    (format!("{path}/gradient"), bufs.grad.buf, None),
+                    (format!("{path}/moment1"), bufs.moment1.buf, None),
+                    (format!("{path}/moment2"), bufs.moment2.buf, None),
+                ]);
+                match bufs.working {
+                    WorkingBufs::Plain(act) => wanted.push((format!("{path}/working"), act.buf, None)),
+                    WorkingBufs::Fp8(view) => {
+                        wanted.push((format!("{path}/codes"), view.codes, None));
+                        wanted.push((format!("{path}/scale_inv"), view.scale_inv, None));
+                        wanted.extend(view.other.map(|buf| (format!("{path}/transposed"), buf, None)));
+                    }
+                }
+            }
+            for role in Role::ALL {
+                let Some(bank) = part.state.bank(role) else { continue };
+                for (index, path) in spec.cells(role).iter().enumerate() {
+                    wanted.push((format!("{path}.{}/scale", role.name()), bank.scales, Some(index)));
+                    wanted.push((format!("{path}.{}/history", role.name()), bank.history, Some(index)));
+                }
+            }
+        }
+        let mut named = BTreeMap::new();
+        for (name, buf, column) in wanted {
+            let BufSpec { dtype, rows, cols, .. } = self.device.spec(buf)?.clone();
+            let mut bytes = vec![0; rows * cols * dtype.size()];
+            self.device.read(buf, &mut bytes)?;
+            let value = match column {
+                None => Named { dtype, shape: [rows, cols], bytes },
+                Some(column) => {
+                    let at = |row: usize| (row * cols + column) * dtype.size();
+                    let bytes = (0..rows).flat_map(|row| bytes[at(row)..][..dtype.size()].to_vec()).collect();
+                    Named { dtype, shape: [rows, 1], bytes }
+                }
+            };
+            named.insert(name, value);
+        }
+        Ok(named)
+    }
+
+    fn upload_reals(&mut self, buf: Buf, values: &[f64]) -> Result<()> {
+        let BufSpec { dtype, name, .. } = self.device.spec(buf)?;
+        match dtype {
+            Dtype::F64 => Ok(self.device.write(buf, bytemuck::cast_slice(values))?),
+            Dtype::F32 => {
+                let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
+                Ok(self.device.write(buf, bytemuck::cast_slice(&values))?)
+            }
+            dtype => Err(Error::Config(format!("`{name}` holds {dtype}, not numbers of a master type"))),
+        }
+    }
+
+    fn read_pod<T: Pod>(&mut self, buf: Buf) -> Result<Vec<T>> {
+        let mut values = vec![T::zeroed(); self.device.spec(buf)?.elements()];
+        self.device.read(buf, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    fn read_reals(&mut self, buf: Buf) -> Result<Vec<f64>> {
+        let BufSpec { dtype, name, .. } = self.device.spec(buf)?;
+        match dtype {
+            Dtype::F64 => self.read_pod::<f64>(buf),
+            Dtype::F32 => Ok(self.read_pod::<f32>(buf)?.into_iter().map(f64::from).collect()),
+            Dtype::Bf16 => Ok(self.read_pod::<bf16>(buf)?.into_iter().map(f64::from).collect()),
+            dtype => Err(Error::Config(format!("`{name}` holds {dtype}, not numbers"))),
+        }
+    }
+}
+
+fn wrong_rank(stage: StageId) -> Error {
+    Error::Contract { code: Code::WrongRank, message: format!("stage {stage} does not live on this rank") }
+}

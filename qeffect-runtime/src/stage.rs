@@ -1,0 +1,232 @@
+//! Stages: what the driver runs, and how a stage says what it owns.
+//!
+//! A stage is one contiguous part of the model. Its three actions are the relations of the contract, with affine values:
+//!
+//! ```text
+//! F: (x, S0)        ↦ (y, tape, S1)          moves forward state
+//! I: (dy, tape, S1) ↦ (dx, work, S2)         moves backward state
+//! W: work           ↦ gradients              no token in reach: cannot touch state
+//! ```
+//!
+//! Whatever decides bits is named by the path of the layer in the whole model, never by stage or rank.
+
+use qeffect_core::recipe::Recipe;
+use qeffect_core::token::{Bwd, Fwd, Token};
+
+use crate::act::{Act, Fp8, Kept};
+use crate::cx::Cx;
+use crate::error::Result;
+
+/// Work that an action leaves for a later one, consumed exactly once.
+pub trait Retained: Sized {
+    /// What it holds.
+    fn layout(&self, layout: &mut Layout);
+
+    /// Gives its buffers back unread.
+    fn release(self, cx: &mut Cx<'_>) -> Result<()>;
+}
+
+/// What a retained value holds.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Layout {
+    /// Name and tensor. One buffer that is named twice is stored once.
+    pub entries: Vec<(&'static str, Act)>,
+}
+
+impl Layout {
+    /// What `retained` holds.
+    pub fn of(retained: &impl Retained) -> Layout {
+        let mut layout = Layout::default();
+        retained.layout(&mut layout);
+        layout
+    }
+
+    /// Adds a tensor.
+    pub fn kept(&mut self, name: &'static str, kept: &Kept) {
+        self.entries.push((name, kept.act()));
+    }
+
+    /// Adds a quantised tensor.
+    pub fn fp8(&mut self, name: &'static str, fp8: &Fp8) {
+        let parts = [Some(&fp8.codes), fp8.other.as_ref(), Some(&fp8.scale_inv)];
+        self.entries.extend(parts.into_iter().flatten().map(|kept| (name, kept.act())));
+    }
+
+    /// Bytes of all distinct buffers.
+    pub fn bytes(&self) -> usize {
+        let distinct: std::collections::BTreeMap<_, _> =
+            self.entries.iter().map(|(_, act)| (act.buf, act.bytes())).collect();
+        distinct.values().sum()
+    }
+}
+
+/// A part of the model.
+///
+/// Tensors that go in are leased by the caller and stay its property: a stage that needs one longer retains it. Tensors
+/// that come out are leased to the caller. The first stage is fed tokens by its context and gives no dX; the last one
+/// writes the loss, gives no Y and takes no dY.
+pub trait Stage {
+    /// From F to I.
+    type Tape: Retained;
+    /// From I to W.
+    type Work: Retained;
+
+    /// What it owns.
+    fn spec(&self) -> &StageSpec;
+
+    /// F.
+    fn forward(
+        &self,
+        cx: &mut Cx<'_>,
+        x: Option<Act>,
+        token: Token<Fwd>,
+    ) -> Result<(Option<Act>, Self::Tape, Token<Fwd>)>;
+
+    /// I, with the gradients of vectors.
+    fn input_grad(
+        &self,
+        cx: &mut Cx<'_>,
+        dy: Option<Act>,
+        tape: Self::Tape,
+        token: Token<Bwd>,
+    ) -> Result<(Option<Act>, Self::Work, Token<Bwd>)>;
+
+    /// W: the gradients of matrices.
+    fn weight_grad(&self, cx: &mut Cx<'_>, work: Self::Work) -> Result<()>;
+
+    /// F of evaluation: moves no state and retains nothing. The last stage writes the loss where the context has
+    /// targets, and gives its logits.
+    fn evaluate(&self, cx: &mut Cx<'_>, x: Option<Act>) -> Result<Option<Act>>;
+}
+
+/// A parameter of a stage, by its position in [`StageSpec::params`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct ParamId(pub usize);
+
+/// A state cell of a stage, by its position among the cells of its role.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct CellId {
+    /// What is quantised.
+    pub role: Role,
+    /// Position in [`StageSpec::cells`] of that role.
+    pub index: usize,
+}
+
+/// What a state cell belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Role {
+    /// Input of a product: rolled by F.
+    Input,
+    /// Weight of a product: rolled by refresh.
+    Weight,
+    /// Gradient of a product's output: rolled by I.
+    GradOutput,
+}
+
+impl Role {
+    /// All roles.
+    pub const ALL: [Role; 3] = [Role::Input, Role::Weight, Role::GradOutput];
+
+    /// The name used in files: `blocks.0.qkv.input`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Role::Input => "input",
+            Role::Weight => "weight",
+            Role::GradOutput => "grad_output",
+        }
+    }
+}
+
+/// How a parameter begins.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Init {
+    /// 0.
+    Zeros,
+    /// 1.
+    Ones,
+    /// Normal, mean 0, of this standard deviation.
+    Normal(f64),
+}
+
+/// Which action writes a parameter's gradient, once per microbatch; matrices are decayed, vectors are not.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ParamKind {
+    /// Gradient from W.
+    Matrix,
+    /// Gradient from I.
+    Vector,
+}
+
+/// In which form ops read a parameter.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Working {
+    /// The master itself.
+    Master,
+    /// Rounded to the activation type.
+    Activation,
+    /// Quantised to E4M3 with the scale of this cell.
+    Fp8(CellId),
+}
+
+/// A parameter.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ParamSpec {
+    /// Its name in the whole model: `blocks.3.qkv.weight`.
+    pub path: String,
+    /// Rows; outputs of a linear layer.
+    pub rows: usize,
+    /// Columns; 1 row and n columns for a vector.
+    pub cols: usize,
+    /// First values.
+    pub init: Init,
+    /// Where its gradient comes from.
+    pub kind: ParamKind,
+    /// In which form it is read.
+    pub working: Working,
+}
+
+impl ParamSpec {
+    /// Number of elements.
+    pub const fn elements(&self) -> usize {
+        self.rows * self.cols
+    }
+}
+
+/// What a stage owns.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StageSpec {
+    /// How its numbers are stored and scaled.
+    pub recipe: Recipe,
+    /// Rows and columns of its input; `None` for the first stage.
+    pub input: Option<[usize; 2]>,
+    /// Rows and columns of its output; `None` for the last stage.
+    pub output: Option<[usize; 2]>,
+    /// Its parameters.
+    pub params: Vec<ParamSpec>,
+    cells: [Vec<String>; 3],
+}
+
+impl StageSpec {
+    /// A stage that owns nothing yet.
+    pub fn new(recipe: Recipe) -> StageSpec {
+        StageSpec { recipe, input: None, output: None, params: Vec::new(), cells: Default::default() }
+    }
+
+    /// Adds a parameter.
+    pub fn param(&mut self, param: ParamSpec) -> ParamId {
+        self.params.push(param);
+        ParamId(self.params.len() - 1)
+    }
+
+    /// Adds a state cell of the layer `path`.
+    pub fn cell(&mut self, role: Role, path: &str) -> CellId {
+        let cells = &mut self.cells[role as usize];
+        cells.push(path.into());
+        CellId { role, index: cells.len() - 1 }
+    }
+
+    /// Paths of the cells of a role.
+    pub fn cells(&self, role: Role) -> &[String] {
+        &self.cells[role as usize]
+    }
+}
