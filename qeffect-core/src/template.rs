@@ -1,0 +1,59 @@
+//! What an expansion of `schedule!` names and calls.
+//!
+//! Expansions must compile wherever the user puts them, so they reach every type, also `Result` and
+//! `Cow`, through this module and never through the names in scope. Not for use by hand.
+
+pub use core::option::Option;
+pub use core::result::Result;
+
+pub use crate::diag::Report;
+pub use crate::lang::{Program, embed};
+pub use crate::plan::Checked;
+pub use crate::shadow;
+
+/// The type of a schedule's parameters: one that no `type i64` of the user shadows.
+pub type Value = i64;
+
+/// The names of a checked schedule's tables.
+pub mod data {
+    pub use core::option::Option::{None, Some};
+    pub use std::borrow::Cow;
+
+    pub use crate::action::Item;
+    pub use crate::ids::{Rank, Stage};
+    pub use crate::origin::Origin;
+    pub use crate::packed::{items, nodes};
+    pub use crate::plan::{Checked, Direction, Edge, Node, Peaks, Plan, Proved};
+    pub use crate::schedule::{Bounds, Compare, Costs, Expect, HeaderOrigins, Measure, Schedule, Transport, Update};
+
+    /// An edge from plain numbers.
+    pub const fn edge(direction: Direction, from: u32, to: u32, from_rank: u32, to_rank: u32, buffers: u32) -> Edge {
+        let (from, to) = (Stage(from), Stage(to));
+        Edge { direction, from, to, from_rank: Rank(from_rank), to_rank: Rank(to_rank), buffers }
+    }
+}
+
+/// `build` of an expansion.
+///
+/// # Errors
+/// All faults of the first failing phase.
+pub fn build(program: &Program, values: &[Value]) -> Result<Checked, Report> {
+    crate::check::check(crate::lang::interpret(program, values)?, &crate::check::Options::AT_START)
+}
+
+/// A declared instance: its values, and how to get at it.
+pub type Declared<'a> = (&'a [Value], fn() -> &'static Checked);
+
+/// `find` of an expansion.
+pub fn find(declared: &[Declared<'_>], values: &[Value]) -> Option<&'static Checked> {
+    declared.iter().find(|(instance, _)| *instance == values).map(|(_, checked)| checked())
+}
+
+/// The body of what was emitted after an error.
+///
+/// # Panics
+/// Always; a program with such a body does not compile.
+#[cold]
+pub fn refused() -> ! {
+    panic!("this schedule was refused by the compiler")
+}

@@ -1,0 +1,140 @@
+//! The list of all schedules of this crate, for programs and tests that let a user choose one.
+
+pub mod eval;
+pub mod gpipe;
+pub mod interleaved_1f1b;
+pub mod one_f_one_b;
+pub mod zb_h1;
+pub mod zb_v;
+
+use std::borrow::Cow;
+
+use qeffect_core::diag::Report;
+use qeffect_core::plan::Checked;
+
+/// A schedule that can be chosen by name, for any number of ranks and microbatches.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// Its name, as in `schedule!`.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub summary: &'static str,
+    /// Its parameters: `["P", "M"]`, and `"V"` where the virtual stages are one.
+    pub params: &'static [&'static str],
+    /// Virtual stages per rank.
+    pub virtual_stages: i64,
+    /// Whether the second half of the stages comes back up the ranks, as in ZB-V.
+    pub v_shaped: bool,
+    /// Whether it runs forwards only.
+    pub eval: bool,
+    /// Interprets and checks it, given ranks and microbatches.
+    pub build: fn(i64, i64) -> Result<Checked, Report>,
+    /// Finds the instance for these ranks and microbatches that the compiler has checked.
+    pub find: fn(i64, i64) -> Option<&'static Checked>,
+}
+
+impl Entry {
+    /// The instance that the compiler has checked, else one that is checked now.
+    ///
+    /// # Errors
+    ///
+    /// All faults of the first failing phase, if the checker refuses these values.
+    pub fn checked(&self, ranks: i64, microbatches: i64) -> Result<Cow<'static, Checked>, Report> {
+        match (self.find)(ranks, microbatches) {
+            Some(checked) => Ok(Cow::Borrowed(checked)),
+            None => (self.build)(ranks, microbatches).map(Cow::Owned),
+        }
+    }
+
+    /// The forward-only schedule for a model that was placed by this one.
+    pub fn evaluation(&self) -> &'static Entry {
+        let fits = |e: &&Entry| e.eval && e.virtual_stages == self.virtual_stages && e.v_shaped == self.v_shaped;
+        LIBRARY.iter().find(fits).expect("each placement of the library has a forward-only schedule")
+    }
+}
+
+/// Every schedule of this crate: those for training first.
+pub fn library() -> &'static [Entry] {
+    LIBRARY
+}
+
+/// The schedule of that name.
+pub fn by_name(name: &str) -> Option<&'static Entry> {
+    LIBRARY.iter().find(|entry| entry.name == name)
+}
+
+const PLAIN: Entry = Entry {
+    name: "gpipe",
+    summary: "all forwards, then all backwards",
+    params: &["P", "M"],
+    virtual_stages: 1,
+    v_shaped: false,
+    eval: false,
+    build: gpipe::gpipe::build,
+    find: gpipe::gpipe::find,
+};
+
+static LIBRARY: &[Entry] = &[
+    PLAIN,
+    Entry {
+        name: "one_f_one_b",
+        summary: "one forward, one backward in turn after a warm-up",
+        build: one_f_one_b::one_f_one_b::build,
+        find: one_f_one_b::one_f_one_b::find,
+        ..PLAIN
+    },
+    Entry {
+        name: "interleaved_1f1b",
+        summary: "1F1B over two stages per rank: half the bubble",
+        params: &["P", "M", "V"],
+        virtual_stages: 2,
+        build: |ranks, microbatches| interleaved_1f1b::interleaved_1f1b::build(ranks, microbatches, 2),
+        find: |ranks, microbatches| interleaved_1f1b::interleaved_1f1b::find(ranks, microbatches, 2),
+        ..PLAIN
+    },
+    Entry {
+        name: "zb_h1",
+        summary: "1F1B with deferred weight gradients: a third of the bubble",
+        build: zb_h1::zb_h1::build,
+        find: zb_h1::zb_h1::find,
+        ..PLAIN
+    },
+    Entry {
+        name: "zb_v",
+        summary: "two stages per rank in a V, deferred weight gradients: no idle time inside a rank",
+        virtual_stages: 2,
+        v_shaped: true,
+        build: zb_v::zb_v::build,
+        find: zb_v::zb_v::find,
+        ..PLAIN
+    },
+    Entry {
+        name: "eval",
+        summary: "forward only, one stage per rank",
+        params: &["P", "M", "V"],
+        eval: true,
+        build: |ranks, microbatches| eval::eval_loop::build(ranks, microbatches, 1),
+        find: |ranks, microbatches| eval::eval_loop::find(ranks, microbatches, 1),
+        ..PLAIN
+    },
+    Entry {
+        name: "eval_loop",
+        summary: "forward only, two stages per rank in a loop",
+        params: &["P", "M", "V"],
+        virtual_stages: 2,
+        eval: true,
+        build: |ranks, microbatches| eval::eval_loop::build(ranks, microbatches, 2),
+        find: |ranks, microbatches| eval::eval_loop::find(ranks, microbatches, 2),
+        ..PLAIN
+    },
+    Entry {
+        name: "eval_v",
+        summary: "forward only, two stages per rank in a V",
+        virtual_stages: 2,
+        v_shaped: true,
+        eval: true,
+        build: eval::eval_v::build,
+        find: eval::eval_v::find,
+        ..PLAIN
+    },
+];

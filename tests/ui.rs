@@ -1,0 +1,83 @@
+//! What the compiler says about broken schedules and drivers, and what it must accept.
+//!
+//! The texts under `tests/ui` are part of the product: after a change, write them anew with
+//! `TRYBUILD=overwrite cargo test --test ui` and read the difference.
+
+use std::path::{Path, PathBuf};
+
+#[test]
+fn ui() {
+    let cases = trybuild::TestCases::new();
+    cases.compile_fail("tests/ui/schedule/*.rs");
+    cases.compile_fail("tests/ui/driver/*.rs");
+    cases.pass("tests/ui/pass/*.rs");
+}
+
+fn texts(folder: &str) -> Vec<(PathBuf, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ui").join(folder);
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "stderr"));
+    files.sort();
+    files.iter().map(|path| (path.clone(), std::fs::read_to_string(path).unwrap())).collect()
+}
+
+/// Messages speak of schedules, not of the types that implement them.
+#[test]
+fn no_internal_type_name_in_any_message() {
+    const INTERNAL: &[&str] = &[
+        "Diagnostic",
+        "Origin",
+        "Item",
+        "Node",
+        "Program",
+        "Draft",
+        "Parsed",
+        "ExprKind",
+        "StmtKind",
+        "TokenKind",
+        "Lambda",
+        "Binding",
+        "Place",
+        "Label",
+        "Family",
+        "InputGrad",
+        "WeightGrad",
+        "FullBackward",
+        "__schedule",
+        "__private",
+        "panicked",
+        "unwrap",
+    ];
+    for (path, text) in texts("schedule") {
+        for name in INTERNAL {
+            let leaks = text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == *name);
+            assert!(!leaks, "{} names `{name}`", path.display());
+        }
+    }
+}
+
+/// Each code that a file is named for is in its text, and every error of ours has a code.
+#[test]
+fn every_case_shows_its_code() {
+    for (path, text) in texts("schedule") {
+        let name = path.file_name().unwrap().to_string_lossy().to_uppercase();
+        if name.starts_with("QE") {
+            let code = &name[..6];
+            assert!(text.contains(&format!("[{code}]")), "{} does not show {code}", path.display());
+            for headline in text.lines().filter(|line| line.starts_with("error")) {
+                assert!(headline.contains("[QE"), "{}: {headline}", path.display());
+            }
+        }
+    }
+}
+
+/// One compilation shows every independent fault, and nothing follows from the missing schedule.
+#[test]
+fn three_faults_are_shown_at_once() {
+    let (_, text) = texts("schedule").into_iter().find(|(path, _)| path.ends_with("three_faults.stderr")).unwrap();
+    let headlines: Vec<&str> = text.lines().filter(|line| line.starts_with("error")).collect();
+    assert_eq!(headlines.len(), 3, "{headlines:#?}");
+    for code in ["QE0101", "QE0104", "QE0106"] {
+        assert_eq!(headlines.iter().filter(|line| line.contains(code)).count(), 1, "{code}");
+    }
+}

@@ -1,0 +1,19 @@
+//! Commit while a weight gradient is still due.
+
+qeffect::schedule! {
+    pub impatient<P, M> for (1, 2);
+
+    ranks: P;
+    microbatches: M;
+    stages: P;
+    place: |s| s;
+
+    rank |r| {
+        for m in 0..M { F(r, m); I(r, m); }
+        W(r, 0);
+        commit;
+        W(r, 1);
+    }
+}
+
+fn main() {}
