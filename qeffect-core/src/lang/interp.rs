@@ -23,6 +23,8 @@ pub const MAX_STAGES: u32 = 1 << 20;
 pub const MAX_MICROBATCHES: u32 = 1 << 24;
 /// Most items of a schedule, over all ranks.
 pub const MAX_ITEMS: usize = 1 << 26;
+/// A loop that goes wrong fills this many, not the memory; see [`most_items`].
+const SMALL_SCHEDULE: u64 = 1 << 16;
 /// Most loop rounds and closure calls of one rank.
 pub const MAX_STEPS: u64 = 1 << 24;
 /// Most loop rounds and closure calls of all ranks.
@@ -264,6 +266,7 @@ impl<'p> Machine<'p> {
             self.header_fault(Code::Header, origin, "`coalesce:` is 0; 1 means that nothing is coalesced".to_owned());
         }
         let expects = self.expects();
+        self.limit = most_items(ranks, stages, microbatches);
         let starts = self.ranks(ranks)?;
         self.items.shrink_to_fit();
         let params = p.params.iter().zip(self.params).map(|(b, v)| (p.names[b.name as usize].clone(), *v)).collect();
@@ -452,7 +455,7 @@ impl<'p> Machine<'p> {
         if self.quiet {
             return Box::new(Stop { fault: None, visible: Vec::new() });
         }
-        stop(Code::LimitExceeded, origin, format!("the schedule has more than {MAX_ITEMS} actions"))
+        stop(Code::LimitExceeded, origin, format!("the schedule has more than {} actions", self.limit))
     }
 
     /// A stage or microbatch that no schedule can have: below 0, or no `u32`. What is merely too
@@ -652,6 +655,14 @@ impl<'p> Machine<'p> {
             stop
         })
     }
+}
+
+/// No legal schedule has more items: F, R, I and W of each stage and microbatch, each perhaps with
+/// the three markers of an overlap, and refresh, reduce and commit. Small schedules may have more, so
+/// that the checker can name what is repeated.
+fn most_items(ranks: u32, stages: u32, microbatches: u32) -> usize {
+    let legal = u64::from(stages) * (u64::from(microbatches) * 16 + 2) + u64::from(ranks);
+    legal.clamp(SMALL_SCHEDULE, MAX_ITEMS as u64) as usize
 }
 
 /// `None`: overflow, or division by zero.

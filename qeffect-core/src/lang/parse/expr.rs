@@ -1,7 +1,7 @@
 //! Expressions: precedence climbing with Rust's precedences.
 
 use super::foreign::not_in_language;
-use super::{Broken, MAX_HEIGHT, Parse, Parser, too_deep};
+use super::{MAX_HEIGHT, Parse, Parser, too_deep};
 use crate::code::Code;
 use crate::diag::Diagnostic;
 use crate::lang::ast::*;
@@ -237,7 +237,6 @@ impl Parser<'_> {
                 let parts = self.if_parts()?;
                 return Ok(self.if_value(parts));
             }
-            "overlap" if matches!(self.peek_at(1), TokenKind::Open('{')) => return Err(self.not_a_value(start)),
             _ => {}
         }
         if let Some(fault) = self.foreign() {
@@ -254,10 +253,6 @@ impl Parser<'_> {
         let args = self.arguments()?;
         let origin = self.since(start);
         Ok(self.draft.call(name, &args, origin))
-    }
-
-    pub(super) fn not_a_value(&mut self, origin: Origin) -> Broken {
-        self.fault(Diagnostic::new(Code::Syntax, origin, "an action is a statement, not a value"))
     }
 
     /// `|a, b|`, with the bars.

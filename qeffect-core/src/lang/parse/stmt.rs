@@ -174,6 +174,12 @@ impl Parser<'_> {
     fn let_value(&mut self, name: NameId, mutable: bool) -> Parse<StmtKind> {
         self.want_punct("=")?;
         let kind = if self.is_punct("|") || self.is_punct("||") {
+            let text = &self.draft.names[name as usize];
+            if matches!(&**text, "F" | "I" | "W" | "B" | "R" | "refresh" | "reduce" | "commit") {
+                let message = format!("`{text}` is an action and cannot name a helper closure");
+                let origin = self.tokens[self.at.saturating_sub(2)].origin;
+                self.syntax(origin, message);
+            }
             StmtKind::Helper { name, lambda: self.closure()? }
         } else {
             StmtKind::Let { name, slot: UNRESOLVED, mutable, value: self.expr()? }

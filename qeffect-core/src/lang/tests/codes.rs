@@ -69,6 +69,7 @@ fn syntax() {
     one("F(r, 0)\n I(r, 0);", Syntax, "I", "expected `;`, found `I`");
     one("M", Syntax, "M", "never used");
     one("let mut f = |a| a; F(r, f(0));", Syntax, "mut", "cannot be `mut`");
+    one("let F = |a| a; F(r, 0);", Syntax, "F", "cannot name a helper closure");
     one("let while = 3;", Syntax, "while", "a keyword");
     one("x++;", Syntax, "+", "`x += 1`");
 }

@@ -198,3 +198,22 @@ rank |r| {
     let (tokens, _) = crate::lang::lex("again", &text);
     assert_eq!(parse(&tokens).program.unwrap().without_origins(), program.without_origins());
 }
+
+#[test]
+fn a_helper_that_hides_a_function_survives_printing() {
+    let text = super::with_body(
+        "let min = |a| a + 1; F(0, min(3)); F(0, 3.min(4)); F(0, abs(3 - 5)); let abs = 1; F(0, abs);",
+    );
+    let (program, _) = read("t", &text);
+    let program = program.unwrap();
+    let (again, _) = read("t", &print(&program));
+    let unrolled = |p| interpret(p, &[1, 8]).unwrap().items.iter().map(|i| i.microbatch.0).collect::<Vec<_>>();
+    assert_eq!(unrolled(&program), [4, 3, 2, 1]);
+    assert_eq!(unrolled(&again.unwrap()), [4, 3, 2, 1]);
+}
+
+#[test]
+fn the_order_of_header_fields_means_nothing() {
+    let text = "t<P, M>; rank |r| { F(r, K); } place: |s| s; stages: P; let K = M - 1; microbatches: M; ranks: P;";
+    assert_eq!(line(&run(text, &[2, 3]).unwrap(), 1), "1F2");
+}

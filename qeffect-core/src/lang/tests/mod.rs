@@ -3,6 +3,7 @@
 mod codes;
 mod embedding;
 mod meaning;
+mod random;
 
 use crate::action::Item;
 use crate::code::Code;
