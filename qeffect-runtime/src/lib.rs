@@ -19,3 +19,5 @@ pub mod rng;
 pub mod shard;
 pub mod stage;
 pub mod state;
+pub(crate) mod sync;
+pub mod transport;
