@@ -258,6 +258,7 @@ mod tests {
         assert_eq!((cell.roll(0.0), &cell.history[..]), (1.0, &[0.0; 4][..]));
     }
 
+    // case B43: what a group of replicas agreed on replaces a cell's own amax, cell by cell.
     #[test]
     fn a_reduced_amax_replaces_the_staged_one() {
         let rule = ScaleRule::new(Fp8::E4M3, 0, AmaxAlgo::Max);

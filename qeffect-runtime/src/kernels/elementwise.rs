@@ -184,6 +184,7 @@ mod tests {
         assert!(column_sums(&[1.0f32; 5], 2, &mut [0.0; 2]).is_err());
     }
 
+    // case B34: the sum is multiplied once, whatever the number of microbatches.
     #[test]
     fn slots_are_added_in_order_and_multiplied_once() {
         for n in [1, 3, 17, 130, 5000] {
