@@ -67,6 +67,11 @@ impl Diagnostic {
         }
     }
 
+    /// Whether `other` is the same mistake, met again by a loop.
+    fn repeats(&self, other: &Diagnostic) -> bool {
+        self.code == other.code && self.primary.origin == other.primary.origin && self.primary.origin.is_some()
+    }
+
     /// Sets the role of the offending place.
     #[must_use]
     pub fn role(mut self, text: impl Into<String>) -> Self {
@@ -109,18 +114,43 @@ pub struct Report {
 pub const SHOWN: usize = 20;
 
 impl Report {
-    /// Puts faults in source order, drops repeats of one (code, place), and caps the list.
+    /// Puts faults in source order, makes one of those that share code and written place (a loop
+    /// repeats one mistake), and caps the list.
     pub fn from_faults(mut faults: Vec<Diagnostic>) -> Report {
-        faults.sort_by_key(|d| (d.primary.origin, d.primary.item, d.code));
-        faults.dedup_by_key(|d| (d.primary.origin, d.code, d.message.clone()));
-        let omitted = faults.len().saturating_sub(SHOWN);
-        faults.truncate(SHOWN);
-        Report { diagnostics: faults, omitted }
+        faults.sort_by_key(|d| (d.primary.origin, d.code, d.primary.item));
+        let mut kept: Vec<Diagnostic> = Vec::new();
+        let mut repeats = 0;
+        for fault in faults {
+            match kept.last_mut() {
+                Some(last) if last.repeats(&fault) => {
+                    repeats += usize::from(last.message != fault.message);
+                    if repeats == 1 {
+                        last.notes.push(format!("likewise, {}", fault.message));
+                    }
+                }
+                _ => {
+                    close(&mut kept, &mut repeats);
+                    kept.push(fault);
+                }
+            }
+        }
+        close(&mut kept, &mut repeats);
+        let omitted = kept.len().saturating_sub(SHOWN);
+        kept.truncate(SHOWN);
+        Report { diagnostics: kept, omitted }
     }
 
     /// The codes of the faults shown, for tests.
     pub fn codes(&self) -> Vec<Code> {
         self.diagnostics.iter().map(|d| d.code).collect()
+    }
+}
+
+/// Says how many repetitions of the last fault are not shown.
+fn close(kept: &mut [Diagnostic], repeats: &mut usize) {
+    let more = std::mem::take(repeats).saturating_sub(1);
+    if let Some(last) = kept.last_mut().filter(|_| more > 0) {
+        last.notes.push(format!("and {more} more like these at the same place"));
     }
 }
 
