@@ -1,0 +1,111 @@
+//! Chrome's trace event format, which `chrome://tracing` and Perfetto open.
+//!
+//! One process per schedule, one thread per rank (and one more per further branch of overlaps),
+//! one slice per action, arrows for messages between ranks, and a counter of what is live per rank.
+//! One unit of time is one microsecond of the trace.
+
+use serde_json::{Value, json};
+
+use crate::scene::{Bar, Scene, describe};
+
+/// The trace of one or more schedules as JSON, one event per line.
+pub fn render(scenes: &[&Scene]) -> String {
+    let mut events = Vec::new();
+    for (process, scene) in scenes.iter().enumerate() {
+        Writer { process, scene, branches: branches(scene), events: &mut events }.write();
+    }
+    let lines: Vec<String> = events.iter().map(Value::to_string).collect();
+    format!("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n"))
+}
+
+fn branches(scene: &Scene) -> u32 {
+    scene.bars.iter().filter_map(|bar| bar.overlap.map(|branch| branch.of)).max().unwrap_or(1)
+}
+
+struct Writer<'a> {
+    process: usize,
+    scene: &'a Scene,
+    branches: u32,
+    events: &'a mut Vec<Value>,
+}
+
+impl Writer<'_> {
+    fn write(&mut self) {
+        let scene = self.scene;
+        self.name("process_name", 0, &scene.title());
+        for rank in 0..scene.ranks {
+            for branch in 0..self.branches {
+                let thread = rank * self.branches + branch;
+                let name = if branch == 0 { format!("rank {rank}") } else { format!("rank {rank}, branch {branch}") };
+                self.name("thread_name", thread, &name);
+                self.events.push(json!({"ph": "M", "name": "thread_sort_index", "pid": self.process, "tid": thread, "args": {"sort_index": thread}}));
+            }
+        }
+        for (at, bar) in scene.bars.iter().enumerate() {
+            self.slice(bar);
+            for need in &bar.needs {
+                self.arrow(at, *need as usize);
+            }
+        }
+        for rank in 0..scene.ranks {
+            for bar in scene.rank(rank) {
+                let live = json!({"tapes": bar.live.tapes, "works": bar.live.works});
+                let name = format!("live on rank {rank}");
+                self.events.push(json!({"ph": "C", "name": name, "pid": self.process, "ts": bar.start, "args": live}));
+            }
+            if let Some(last) = scene.rank(rank).last() {
+                let name = format!("live on rank {rank}");
+                let none = json!({"tapes": 0, "works": 0});
+                self.events.push(json!({"ph": "C", "name": name, "pid": self.process, "ts": last.end, "args": none}));
+            }
+        }
+    }
+
+    fn name(&mut self, event: &str, thread: u32, name: &str) {
+        self.events.push(json!({"ph": "M", "name": event, "pid": self.process, "tid": thread, "args": {"name": name}}));
+    }
+
+    fn thread(&self, bar: &Bar) -> u32 {
+        bar.rank.0 * self.branches + bar.overlap.map_or(0, |branch| branch.number)
+    }
+
+    fn slice(&mut self, bar: &Bar) {
+        self.events.push(json!({
+            "ph": "X",
+            "name": bar.key(),
+            "cat": &describe(bar.item.kind)[2..],
+            "pid": self.process,
+            "tid": self.thread(bar),
+            "ts": bar.start,
+            "dur": bar.end - bar.start,
+            "args": {
+                "stage": bar.item.stage.0,
+                "microbatch": bar.item.microbatch.0,
+                "step": bar.step,
+                "slot": bar.slot,
+                "live slots": bar.live.slots,
+                "live tapes": bar.live.tapes,
+                "live works": bar.live.works,
+            },
+        }));
+    }
+
+    /// A message: from the end of its producer to the start of its consumer, if ranks differ.
+    fn arrow(&mut self, to: usize, from: usize) {
+        let (producer, consumer) = (&self.scene.bars[from], &self.scene.bars[to]);
+        if producer.rank == consumer.rank {
+            return;
+        }
+        let name = if producer.letter() == 'F' { "activation" } else { "gradient" };
+        let mut end = |phase: &str, bar: &Bar, time: i64| {
+            let mut event = json!({"ph": phase, "id": to, "name": name, "cat": "message", "pid": self.process, "tid": self.thread(bar), "ts": time});
+            if phase == "f" {
+                event["bp"] = json!("e");
+            }
+            self.events.push(event);
+        };
+        // Inside the producing slice, or the arrow would bind to the next one.
+        end("s", producer, producer.end - i64::from(producer.end > producer.start));
+        end("f", consumer, consumer.start);
+    }
+}
