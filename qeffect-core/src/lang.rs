@@ -32,6 +32,7 @@ pub use ast::Program;
 pub use interp::{MAX_ITEMS, MAX_MICROBATCHES, MAX_RANKS, MAX_STAGES, MAX_STEPS, annotate, environment, interpret};
 pub use konst::constant;
 pub use lex::lex;
+pub(crate) use nearest::nearest;
 pub use parse::{Parsed, Signature, parse};
 pub use print::print;
 

@@ -36,5 +36,6 @@ pub mod sim;
 pub mod slots;
 pub mod tape;
 pub mod template;
+pub mod text;
 pub mod token;
 pub mod version;

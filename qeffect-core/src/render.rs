@@ -212,3 +212,6 @@ fn underline(out: &mut String, marks: &[Mark], gutter: usize) -> fmt::Result {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

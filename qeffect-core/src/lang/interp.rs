@@ -254,6 +254,12 @@ impl<'p> Machine<'p> {
         let microbatches = self.amount(p.header.microbatches, "microbatches", MAX_MICROBATCHES);
         let stages = self.amount(p.header.stages, "stages", MAX_STAGES);
         let (ranks, microbatches, stages) = (ranks?, microbatches?, stages?);
+        if u64::from(stages) * u64::from(microbatches) > MAX_ITEMS as u64 {
+            let message =
+                format!("{stages} stages times {microbatches} microbatches are more than {MAX_ITEMS} actions");
+            self.header_fault(Code::LimitExceeded, p.header.origins.microbatches, message);
+            return None;
+        }
         let placement = self.placement(ranks, stages);
         let bounds = self.bounds(ranks);
         let bytes = p.header.bytes.map(|(tape, work)| (self.budget(tape), self.budget(work)));

@@ -459,7 +459,7 @@ proptest! {
             "F(100 + {a} - {b} * {c} / {d} - -{a} % {b}, if {a} < {b} + 1 && {c} * 2 >= {d} || !({a} == {d}) {{ 1 }} else {{ 0 }});"
         );
         let schedule = super::run(&super::with_body(&body), &[1, 1]).map_err(TestCaseError::fail)?;
-        let truth = a < b + 1 && c * 2 >= d || !(a == d);
+        let truth = a < b + 1 && c * 2 >= d || a != d;
         prop_assert_eq!(i64::from(schedule.items[0].stage.0), 100 + a - b * c / d - -a % b);
         prop_assert_eq!(schedule.items[0].microbatch.0 == 1, truth);
     }

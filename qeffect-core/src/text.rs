@@ -1,0 +1,19 @@
+//! Schedules and plans as the text that PyTorch's pipelining writes and reads.
+//!
+//! | format | one line per rank | here |
+//! |---|---|---|
+//! | compute-only CSV | `0F0,0F1,0I0,0W0` | [`read_csv`], [`write_csv`]: a [`Schedule`](crate::schedule::Schedule) |
+//! | lowered, with communication | `0F0,0SEND_F0,0RECV_B0,0I0` | [`read_plan`], [`write_plan`]: the nodes of a [`Plan`](crate::plan::Plan) |
+//!
+//! Reading is strict: a cell must match as a whole, and every fault has line and column. A file says
+//! which rank runs a stage only by its rows, so the placement is taken from there.
+
+mod cell;
+mod csv;
+mod plan;
+
+pub use csv::{read_csv, write_csv};
+pub use plan::{RawPlan, read_plan, write_plan};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,263 @@
+//! Compute-only CSV: one row per rank, one action per cell, empty cells idle.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use super::cell::{Cell, Field, cell, container, fault, rows};
+use crate::action::{Item, Kind};
+use crate::code::Code;
+use crate::diag::{Diagnostic, Place, Report};
+use crate::ids::{Microbatch, Rank, Stage};
+use crate::lang::MAX_RANKS;
+use crate::origin::Origin;
+use crate::render::SourceMap;
+use crate::schedule::{HeaderOrigins, Schedule, Transport, Update};
+
+/// What a compute cell says.
+const COMPUTE: &[&str] = &["F", "I", "W", "B", "R"];
+/// What belongs to lowered programs.
+const LOWERED: &[&str] =
+    &["SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_F", "WAIT_B", "UNSHARD", "RESHARD", "REDUCE_GRAD", "REFRESH"];
+
+/// The kind that a compute type names.
+pub(super) fn kind(word: &str) -> Option<Kind> {
+    Some(match word {
+        "F" => Kind::Forward,
+        "I" => Kind::InputGrad,
+        "W" => Kind::WeightGrad,
+        "B" => Kind::FullBackward,
+        "R" => Kind::Recompute,
+        _ => return None,
+    })
+}
+
+/// Reads a compute-only CSV; the map draws reports about it.
+///
+/// `name` becomes the schedule's name, `file` the name that messages show. Stages, microbatches and
+/// placement are those that the rows show; a file without any backward is forward-only.
+pub fn read_csv(name: &str, file: &str, text: &str) -> (Result<Schedule, Report>, SourceMap) {
+    let mut map = SourceMap::new(file, text);
+    let result = rows(text, &mut map).map_err(|f| vec![f]).and_then(|rows| {
+        let mut reader = Reader::default();
+        for row in &rows {
+            row.iter().for_each(|field| reader.field(field));
+            reader.starts.push(reader.items.len() as u32);
+        }
+        reader.schedule(name, rows.len())
+    });
+    (result.map_err(Report::from_faults), map)
+}
+
+#[derive(Default)]
+struct Reader {
+    items: Vec<Item>,
+    starts: Vec<u32>,
+    faults: Vec<Diagnostic>,
+}
+
+impl Reader {
+    fn field(&mut self, field: &Field<'_>) {
+        let Field { text, origin } = *field;
+        if text.is_empty() {
+            return;
+        }
+        if let Some((parts, name)) = container(text) {
+            return self.overlap(&parts, name, origin);
+        }
+        if let Some(item) = self.item(text, origin) {
+            self.items.push(item);
+        }
+    }
+
+    fn item(&mut self, text: &str, origin: Origin) -> Option<Item> {
+        match compute(text) {
+            Ok(Cell { stage, word, microbatch }) => {
+                Some(Item::new(kind(word)?, stage, microbatch.unwrap_or(0), origin.0))
+            }
+            Err(why) => {
+                self.faults.push(fault(origin, why));
+                None
+            }
+        }
+    }
+
+    /// `(0F1;1B0)OVERLAP_F_B`: parts that may run at once.
+    fn overlap(&mut self, parts: &[&str], name: &str, origin: Origin) {
+        if name != "OVERLAP_F_B" || parts.len() < 2 {
+            let message = format!("`({})` needs two actions or more and the name `OVERLAP_F_B`", parts.join(";"));
+            let help = "write `(0F1;1B0)OVERLAP_F_B`";
+            self.faults.push(Diagnostic::new(Code::Syntax, origin, message).help(help));
+            return;
+        }
+        self.items.push(Item::new(Kind::OverlapBegin, 0, 0, origin.0));
+        for part in parts {
+            self.items.push(Item::new(Kind::OverlapBranch, 0, 0, origin.0));
+            if let Some(item) = self.item(part, origin) {
+                self.items.push(item);
+            }
+        }
+        self.items.push(Item::new(Kind::OverlapEnd, 0, 0, origin.0));
+    }
+
+    fn schedule(mut self, name: &str, ranks: usize) -> Result<Schedule, Vec<Diagnostic>> {
+        if ranks > MAX_RANKS as usize {
+            let message = format!("the file has {ranks} rows, more than {MAX_RANKS} ranks");
+            self.faults.push(Diagnostic::new(Code::LimitExceeded, Origin::NONE, message));
+        }
+        if self.faults.is_empty() {
+            self.faults = oversized(&self.items);
+        }
+        if !self.faults.is_empty() {
+            return Err(self.faults);
+        }
+        let mut starts = vec![0];
+        starts.append(&mut self.starts);
+        assemble(name, ranks as u32, self.items, starts)
+    }
+}
+
+fn compute(text: &str) -> Result<Cell<'_>, (Code, String, Option<String>)> {
+    cell(text, COMPUTE, &[]).map_err(|why| match cell(text, LOWERED, &[]).or_else(|_| cell(text, &[], LOWERED)) {
+        Ok(Cell { word, .. }) => {
+            let message = format!("`{word}` belongs to a lowered program, not to a compute-only one");
+            (Code::Syntax, message, Some("remove it, or read the file as a plan".to_owned()))
+        }
+        Err(_) => why,
+    })
+}
+
+/// Numbers that the file cannot fill: there is an F for each of M microbatches of each stage.
+pub(super) fn oversized(items: &[Item]) -> Vec<Diagnostic> {
+    let most = items.len() as u32;
+    let computes = items.iter().filter(|item| item.kind.is_compute());
+    let large = computes.filter(|item| item.stage.0 >= most || item.microbatch.0 >= most);
+    let fault = |item: &Item| {
+        let message = format!("{item} cannot be: the file has {most} actions in all");
+        Diagnostic::new(Code::OutOfRange, item.origin, message)
+    };
+    large.map(fault).collect()
+}
+
+/// A schedule from rows of items: the rest is read off them.
+pub(super) fn assemble(
+    name: &str,
+    ranks: u32,
+    items: Vec<Item>,
+    starts: Vec<u32>,
+) -> Result<Schedule, Vec<Diagnostic>> {
+    let (mut stages, mut microbatches, mut eval) = (0, 0, true);
+    let mut home: HashMap<Stage, Rank> = HashMap::new();
+    for rank in 0..ranks {
+        for item in &items[starts[rank as usize] as usize..starts[rank as usize + 1] as usize] {
+            if item.kind.is_compute() {
+                stages = stages.max(item.stage.0 + 1);
+                microbatches = microbatches.max(item.microbatch.0 + 1);
+                eval &= item.kind == Kind::Forward;
+                home.entry(item.stage).or_insert(Rank(rank));
+            }
+        }
+    }
+    let mut faults = Vec::new();
+    let mut placement = Vec::with_capacity(stages as usize);
+    for stage in 0..stages {
+        match home.get(&Stage(stage)) {
+            Some(rank) => placement.push(*rank),
+            None => {
+                let above = items.iter().find(|item| item.stage.0 > stage).map_or(Origin::NONE, |item| item.origin);
+                let message = format!("stage {stage} runs on no rank");
+                faults.push(Diagnostic::new(Code::PlacementInvalid, above, message).role("a later stage"));
+            }
+        }
+    }
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    Ok(Schedule {
+        name: Cow::Owned(name.to_owned()),
+        params: Cow::Borrowed(&[]),
+        ranks,
+        stages,
+        microbatches,
+        placement: placement.into(),
+        items: items.into(),
+        starts: starts.into(),
+        bounds: Cow::Borrowed(&[]),
+        expects: Cow::Borrowed(&[]),
+        transport: Transport::default(),
+        update: Update::default(),
+        eval: eval && stages > 0,
+        coalesce: 1,
+        bytes: None,
+        origins: HeaderOrigins::NONE,
+    })
+}
+
+/// Writes a compute-only CSV as PyTorch does: no header, CRLF.
+///
+/// # Errors
+///
+/// What the format cannot say: coalesced weight gradients, branches of an overlap with more than one
+/// action, recomputation, and refresh, reduce and commit where a schedule writes them.
+pub fn write_csv(schedule: &Schedule) -> Result<String, Report> {
+    let mut out = String::new();
+    let mut faults = Vec::new();
+    for rank in 0..schedule.ranks {
+        let mut first = true;
+        // Within an overlap: how many actions the branch has so far.
+        let mut branch: Option<usize> = None;
+        for (index, item) in schedule.rank(Rank(rank)).iter().enumerate() {
+            let separator = match (item.kind, branch) {
+                (Kind::OverlapEnd, _) => ")OVERLAP_F_B",
+                (Kind::OverlapBranch, _) | (_, Some(_)) => "",
+                _ if first => "",
+                _ => ",",
+            };
+            out.push_str(separator);
+            first = false;
+            let mut refuse = |why: &str| {
+                let place = Place { origin: item.origin, item: Some((Rank(rank), index as u32)) };
+                let message = format!("{item} cannot be written as compute-only CSV: {why}");
+                faults.push(Diagnostic::new(Code::Syntax, place, message));
+            };
+            match (item.kind, &mut branch) {
+                (Kind::OverlapBegin, branch) => {
+                    *branch = Some(usize::MAX);
+                    out.push('(');
+                }
+                (Kind::OverlapBranch, Some(count)) => {
+                    match *count {
+                        usize::MAX => {}
+                        1 => out.push(';'),
+                        _ => refuse("a branch of an overlap is one action there"),
+                    }
+                    *count = 0;
+                }
+                (Kind::OverlapEnd, Some(count)) => {
+                    if *count != 1 {
+                        refuse("a branch of an overlap is one action there");
+                    }
+                    branch = None;
+                }
+                (Kind::Forward | Kind::InputGrad | Kind::WeightGrad | Kind::FullBackward, count) => {
+                    if let Some(count) = count {
+                        *count += 1;
+                    }
+                    write_cell(&mut out, item.stage, item.kind, item.microbatch);
+                }
+                (Kind::Refresh | Kind::Reduce | Kind::Commit, _) => {
+                    refuse("it has no bookkeeping; leave it out, it is inserted when the schedule is lowered");
+                }
+                (Kind::WeightGradJoin, _) => refuse("it has no coalesced weight gradient"),
+                (Kind::Recompute, _) => refuse("it has no recomputation"),
+                (Kind::OverlapBranch | Kind::OverlapEnd, None) => refuse("it stands outside an overlap"),
+            }
+        }
+        out.push_str("\r\n");
+    }
+    if faults.is_empty() { Ok(out) } else { Err(Report::from_faults(faults)) }
+}
+
+fn write_cell(out: &mut String, stage: Stage, kind: Kind, microbatch: Microbatch) {
+    let _ = write!(out, "{stage}{}{microbatch}", kind.letter().unwrap_or('?'));
+}

@@ -1,0 +1,222 @@
+//! Lowered programs as text: every send, receive and wait is written, so that faulty communication
+//! can be written, imported and tested.
+//!
+//! Cells are those of PyTorch's lowered format, and these of our own: `1WAIT_F0` and `0WAIT_B0`
+//! (the compute stream waits; left out right before the consumer), `0REFRESH`, `0R1`, `0JOIN1` (a
+//! further member of the weight gradient before it), and without a stage `AGREE`, `COMMIT`, `OVERLAP`,
+//! `BRANCH`, `OVERLAP_END`. `0UNSHARD` and `0RESHARD` are read over: they mean nothing here.
+
+use std::collections::HashSet;
+use std::fmt::Write;
+
+use super::cell::{Cell, Field, cell, container, fault, rows};
+use super::csv::assemble;
+use crate::action::{Item, Kind};
+use crate::code::Code;
+use crate::diag::{Diagnostic, Report};
+use crate::ids::Rank;
+use crate::origin::Origin;
+use crate::plan::{NONE, Node, Op, Plan};
+use crate::render::SourceMap;
+use crate::schedule::Schedule;
+
+/// Types with a microbatch.
+const WITH_MICROBATCH: &[(&str, Op)] = &[
+    ("F", Op::Forward),
+    ("I", Op::InputGrad),
+    ("W", Op::WeightGrad),
+    ("B", Op::FullBackward),
+    ("R", Op::Recompute),
+    ("JOIN", Op::WeightGradJoin),
+    ("SEND_F", Op::SendForward),
+    ("RECV_F", Op::PostForward),
+    ("WAIT_F", Op::WaitForward),
+    ("SEND_B", Op::SendBackward),
+    ("RECV_B", Op::PostBackward),
+    ("WAIT_B", Op::WaitBackward),
+];
+/// Types of a whole stage.
+const OF_STAGE: &[(&str, Op)] = &[("REFRESH", Op::Refresh), ("REDUCE_GRAD", Op::Reduce)];
+/// Types of a whole stage that are read over.
+const IGNORED: &[&str] = &["UNSHARD", "RESHARD"];
+/// Words without a stage.
+const OF_RANK: &[(&str, Op)] = &[
+    ("AGREE", Op::Agree),
+    ("COMMIT", Op::Commit),
+    ("OVERLAP", Op::OverlapBegin),
+    ("BRANCH", Op::OverlapBranch),
+    ("OVERLAP_END", Op::OverlapEnd),
+];
+
+fn word(op: Op) -> &'static str {
+    let mut all = WITH_MICROBATCH.iter().chain(OF_STAGE).chain(OF_RANK);
+    all.find(|(_, known)| *known == op).map_or("?", |(word, _)| word)
+}
+
+fn compute_kind(op: Op) -> Option<Kind> {
+    Some(match op {
+        Op::Forward => Kind::Forward,
+        Op::InputGrad => Kind::InputGrad,
+        Op::WeightGrad => Kind::WeightGrad,
+        Op::WeightGradJoin => Kind::WeightGradJoin,
+        Op::FullBackward => Kind::FullBackward,
+        Op::Recompute => Kind::Recompute,
+        Op::Refresh => Kind::Refresh,
+        Op::Reduce => Kind::Reduce,
+        Op::Commit => Kind::Commit,
+        Op::OverlapBegin => Kind::OverlapBegin,
+        Op::OverlapBranch => Kind::OverlapBranch,
+        Op::OverlapEnd => Kind::OverlapEnd,
+        _ => return None,
+    })
+}
+
+/// A lowered program as somebody wrote it: nothing about it is checked yet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RawPlan {
+    /// The nodes of each rank; slots and edges are not numbered. Waits are explicit.
+    pub nodes: Vec<Vec<Node>>,
+    /// The actions alone. Check these first: communication is judged against legal actions.
+    pub schedule: Schedule,
+}
+
+/// Reads a lowered program; the map draws reports about it.
+///
+/// # Errors
+///
+/// Cells that are none. Whether the communication is right is for
+/// [`check::messages`](crate::check::messages).
+pub fn read_plan(name: &str, file: &str, text: &str) -> (Result<RawPlan, Report>, SourceMap) {
+    let mut map = SourceMap::new(file, text);
+    let result = rows(text, &mut map).map_err(|f| vec![f]).and_then(|rows| {
+        let mut faults = Vec::new();
+        let nodes: Vec<Vec<Node>> = rows.iter().map(|row| rank(row, &mut faults)).collect();
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        let schedule = schedule(name, &nodes)?;
+        Ok(RawPlan { nodes: nodes.into_iter().map(with_waits).collect(), schedule })
+    });
+    (result.map_err(Report::from_faults), map)
+}
+
+fn rank(row: &[Field<'_>], faults: &mut Vec<Diagnostic>) -> Vec<Node> {
+    let mut nodes = Vec::new();
+    let blank = row.len() == 1 && row[0].text.is_empty();
+    for Field { text, origin } in row.iter().filter(|_| !blank) {
+        if text.is_empty() {
+            let message = "an empty cell: a lowered program has no idle steps";
+            faults.push(Diagnostic::new(Code::Syntax, *origin, message).help("remove it"));
+            continue;
+        }
+        if let Some((parts, name)) = container(text) {
+            if name != "OVERLAP_F_B" || parts.len() < 2 {
+                let message = format!("`{text}` is no overlap");
+                faults.push(Diagnostic::new(Code::Syntax, *origin, message).help("write `(0F1;1B0)OVERLAP_F_B`"));
+                continue;
+            }
+            nodes.push(Node::new(Op::OverlapBegin, 0, 0, NONE, origin.0));
+            for part in parts {
+                nodes.push(Node::new(Op::OverlapBranch, 0, 0, NONE, origin.0));
+                nodes.extend(node(part, *origin, faults));
+            }
+            nodes.push(Node::new(Op::OverlapEnd, 0, 0, NONE, origin.0));
+            continue;
+        }
+        nodes.extend(node(text, *origin, faults));
+    }
+    nodes
+}
+
+fn node(text: &str, origin: Origin, faults: &mut Vec<Diagnostic>) -> Option<Node> {
+    if let Some((_, op)) = OF_RANK.iter().find(|(word, _)| *word == text) {
+        return Some(Node::new(*op, 0, 0, NONE, origin.0));
+    }
+    let with: Vec<&str> = WITH_MICROBATCH.iter().map(|(word, _)| *word).collect();
+    let alone: Vec<&str> = OF_STAGE.iter().map(|(word, _)| *word).chain(IGNORED.iter().copied()).collect();
+    match cell(text, &with, &alone) {
+        Ok(Cell { stage, word, microbatch }) => {
+            let (_, op) = WITH_MICROBATCH.iter().chain(OF_STAGE).find(|(known, _)| *known == word)?;
+            Some(Node::new(*op, stage, microbatch.unwrap_or(0), NONE, origin.0))
+        }
+        Err(why) => {
+            faults.push(fault(origin, why));
+            None
+        }
+    }
+}
+
+/// The receive that an action consumes, and the wait for it.
+const fn input(op: Op) -> Option<(Op, Op)> {
+    match op {
+        Op::Forward => Some((Op::PostForward, Op::WaitForward)),
+        Op::InputGrad | Op::FullBackward => Some((Op::PostBackward, Op::WaitBackward)),
+        _ => None,
+    }
+}
+
+/// Adds the waits that are left out: right before the consumer of each message that is received.
+fn with_waits(nodes: Vec<Node>) -> Vec<Node> {
+    let key = |op: Op, node: &Node| (op, node.stage, node.microbatch);
+    let known: HashSet<_> = nodes.iter().map(|node| key(node.op, node)).collect();
+    let mut out = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        if let Some((post, wait)) = input(node.op)
+            && known.contains(&key(post, &node))
+            && !known.contains(&key(wait, &node))
+        {
+            out.push(Node { op: wait, ..node });
+        }
+        out.push(node);
+    }
+    out
+}
+
+fn schedule(name: &str, nodes: &[Vec<Node>]) -> Result<Schedule, Vec<Diagnostic>> {
+    let (mut items, mut starts) = (Vec::new(), vec![0]);
+    for rank in nodes {
+        items.extend(rank.iter().filter_map(|node| {
+            Some(Item::new(compute_kind(node.op)?, node.stage.0, node.microbatch.0, node.origin.0))
+        }));
+        starts.push(items.len() as u32);
+    }
+    let faults = super::csv::oversized(&items);
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    assemble(name, nodes.len() as u32, items, starts)
+}
+
+/// Writes a plan; [`read_plan`] gives its nodes back, but for slots and edges.
+pub fn write_plan(plan: &Plan) -> String {
+    let mut out = String::new();
+    for rank in 0..plan.starts.len().saturating_sub(1) {
+        let nodes = plan.rank(Rank(rank as u32));
+        let mut separator = "";
+        for (at, node) in nodes.iter().enumerate() {
+            if is_implied(node, nodes.get(at + 1)) {
+                continue;
+            }
+            out.push_str(separator);
+            separator = ",";
+            let word = word(node.op);
+            let _ = match node.op {
+                Op::Refresh | Op::Reduce => write!(out, "{}{word}", node.stage),
+                Op::Agree | Op::Commit | Op::OverlapBegin | Op::OverlapBranch | Op::OverlapEnd => {
+                    write!(out, "{word}")
+                }
+                _ => write!(out, "{}{word}{}", node.stage, node.microbatch),
+            };
+        }
+        out.push_str("\r\n");
+    }
+    out
+}
+
+/// Whether reading would put this wait here.
+fn is_implied(node: &Node, next: Option<&Node>) -> bool {
+    next.is_some_and(|next| {
+        (next.stage, next.microbatch) == (node.stage, node.microbatch)
+            && input(next.op).is_some_and(|(_, wait)| wait == node.op)
+    })
+}

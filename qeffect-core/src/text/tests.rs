@@ -1,0 +1,169 @@
+//! Text forms: the strict grammar, and round trips.
+
+use super::{read_csv, read_plan, write_csv, write_plan};
+use crate::check::{Options, check, messages};
+use crate::code::Code::{self, *};
+use crate::diag::Diagnostic;
+use crate::ids::{Microbatch, Rank, Stage};
+use crate::lang::{interpret, read};
+use crate::plan::{NONE, Node, Op};
+use crate::render::render;
+use crate::schedule::Schedule;
+
+const ZB_H1: &str = "0F0,0F1,0I0,0W0,0I1,0W1\r\n1F0,1I0,1F1,1I1,1W0,1W1\r\n";
+
+fn csv(text: &str) -> Schedule {
+    let (schedule, map) = read_csv("t", "t.csv", text);
+    schedule.unwrap_or_else(|report| panic!("{}", render(&report, &map)))
+}
+
+/// The items of a schedule without their places.
+fn what(schedule: &Schedule) -> Vec<String> {
+    schedule.items.iter().map(|i| format!("{:?} {} {}", i.kind, i.stage, i.microbatch)).collect()
+}
+
+#[test]
+fn a_schedule_is_read_with_its_placement() {
+    let schedule = csv(ZB_H1);
+    assert_eq!((schedule.ranks, schedule.stages, schedule.microbatches), (2, 2, 2));
+    assert_eq!(*schedule.placement, [Rank(0), Rank(1)]);
+    assert_eq!(schedule.rank(Rank(1)).len(), 6);
+    assert!(!schedule.eval);
+    assert_eq!(write_csv(&schedule).unwrap(), ZB_H1);
+    assert!(check(schedule, &Options::AT_START).is_ok());
+    assert!(csv("0F0\n1F0\n").eval);
+}
+
+#[test]
+fn blanks_idle_cells_and_line_ends_mean_nothing() {
+    // case B16
+    let plain = csv("0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1");
+    for text in [
+        ZB_H1,
+        "0F0, 0F1 ,0I0,0W0,,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n",
+        "0F0,0F1,0I0,0W0,0I1,0W1\r\n,,1F0,1I0,\t1F1,1I1,1W0,1W1,,,\r\n\r\n",
+    ] {
+        let schedule = csv(text);
+        assert_eq!(what(&schedule), what(&plain), "{text:?}");
+        assert_eq!(schedule.starts, plain.starts);
+    }
+    assert_eq!(what(&csv("0F0,0B0")), ["Forward 0 0", "FullBackward 0 0"]);
+}
+
+#[test]
+fn what_is_no_action_is_refused_with_line_and_column() {
+    // case B16
+    let cases: &[(&str, Code, &str, &str)] = &[
+        ("0f0", Syntax, "`f` is no action here", "did you mean `0F0`?"),
+        ("F0", Syntax, "`F0` names no stage", "<stage><type><microbatch>"),
+        ("0X0", Syntax, "`X` is no action here", "`F`, `I`, `W`, `B`, `R`"),
+        ("0F", Syntax, "`0F` names no microbatch", ""),
+        ("0F0xyz", Syntax, "`xyz` behind the action `0F0`", ""),
+        ("0F-1", Syntax, "`-1` behind the action", ""),
+        ("-1F0", Syntax, "names no stage", ""),
+        ("0BW1", Syntax, "`BW` is no action here", ""),
+        ("0I0W0", Syntax, "`W0` behind the action `0I0`", ""),
+        ("0 F0", Syntax, "names no action", ""),
+        ("\"0F0\"", Syntax, "names no stage", ""),
+        ("()OVERLAP_F_B", Syntax, "needs two actions", "(0F1;1B0)OVERLAP_F_B"),
+        ("(0F0;0B0)F", Syntax, "the name `OVERLAP_F_B`", ""),
+        ("0SEND_F0", Syntax, "belongs to a lowered program", "read the file as a plan"),
+        ("0REDUCE_GRAD", Syntax, "belongs to a lowered program", ""),
+        ("0F4294967296", OutOfRange, "microbatch 4294967296 does not exist", ""),
+        ("0F900", OutOfRange, "F(0, 900) cannot be", ""),
+    ];
+    for (bad, code, message, help) in cases {
+        let (result, map) = read_csv("t", "t.csv", &format!("0F0,0B0\n0F1,  {bad} ,0B1\n"));
+        let report = result.unwrap_err();
+        let text = render(&report, &map);
+        assert_eq!(report.codes(), [*code], "{text}");
+        assert!(text.contains(message) && text.contains(help), "{text}");
+        assert!(text.contains("--> t.csv:2:7"), "{text}");
+    }
+    let (result, _) = read_csv("t", "t.csv", "0F0,0B0\n2F0,2B0\n");
+    assert_eq!(result.unwrap_err().codes(), [PlacementInvalid]);
+    let (result, _) = read_csv("t", "t.csv", "0F0,f\ng,h,0F1");
+    assert_eq!(result.unwrap_err().codes(), [Syntax; 3]);
+}
+
+#[test]
+fn overlaps_survive_and_the_rest_is_refused() {
+    let text = "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\r\n";
+    assert_eq!(write_csv(&csv(text)).unwrap(), text);
+    let schedule = |body: &str| {
+        let text = format!("t; ranks: 1; stages: 1; microbatches: 2; place: |s| s; rank |r| {{ {body} }}");
+        interpret(&read("t", &text).0.unwrap(), &[]).unwrap()
+    };
+    for body in [
+        "refresh(0);",
+        "reduce(0);",
+        "commit;",
+        "R(0, 0);",
+        "W(0, [0, 1]);",
+        "overlap { { F(0, 0); F(0, 1); } { B(0, 0); } }",
+        "overlap { { F(0, 0); } { } }",
+    ] {
+        let report = write_csv(&schedule(body)).unwrap_err();
+        assert!(report.to_string().contains("cannot be written as compute-only CSV"), "{report}");
+    }
+}
+
+/// Nodes without places, slots and edges.
+fn bare(nodes: &[Node]) -> Vec<(Op, Stage, Microbatch)> {
+    nodes.iter().map(|n| (n.op, n.stage, n.microbatch)).collect()
+}
+
+#[test]
+fn a_plan_survives_text() {
+    let overlapping = "0F0,0F1,(0F2;0I0)OVERLAP_F_B,0W0,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n";
+    let v_shaped = "0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n";
+    for text in [ZB_H1, overlapping, v_shaped, "0F0,0F1\n1F0,1F1\n"] {
+        let checked = check(csv(text), &Options::AT_START).unwrap();
+        let written = write_plan(&checked.plan);
+        let (raw, map) = read_plan("t", "t.plan", &written);
+        let raw = raw.unwrap_or_else(|report| panic!("{}", render(&report, &map)));
+        for rank in 0..raw.nodes.len() {
+            assert_eq!(bare(&raw.nodes[rank]), bare(checked.plan.rank(Rank(rank as u32))), "{written}");
+        }
+        assert_eq!(raw.schedule.placement, checked.schedule.placement);
+        assert_eq!(messages::check(&raw.nodes, &raw.schedule.placement), [], "{written}");
+    }
+}
+
+#[test]
+fn the_lowered_lines_of_pytorch_are_read() {
+    let text = "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0I0,0W0,0RECV_B1,0I1,0W1,0REDUCE_GRAD,0RESHARD\r\n\
+                1UNSHARD,1RECV_F0,1F0,1I0,1SEND_B0,1RECV_F1,1F1,1I1,1SEND_B1,1W0,1W1,1REDUCE_GRAD,1RESHARD\r\n";
+    let (raw, map) = read_plan("t", "t.csv", text);
+    let raw = raw.unwrap_or_else(|report| panic!("{}", render(&report, &map)));
+    assert_eq!(messages::check(&raw.nodes, &raw.schedule.placement), []);
+    let wait = (Op::WaitBackward, Stage(0), Microbatch(1));
+    let nodes = bare(&raw.nodes[0]);
+    let at = nodes.iter().position(|n| *n == wait).unwrap();
+    assert_eq!(nodes[at + 1], (Op::InputGrad, Stage(0), Microbatch(1)));
+    assert!(raw.nodes[0].iter().all(|n| n.slot == NONE && n.origin.is_some()));
+    // A written wait stays where it stands, and no second one is added.
+    let early = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0WAIT_B0,0RECV_B1,0I0,0W0,0I1,0W1";
+    let (raw, _) = read_plan("t", "t.csv", early);
+    let ops: Vec<Op> = raw.unwrap().nodes[0].iter().map(|n| n.op).collect();
+    assert_eq!(ops.iter().filter(|op| **op == Op::WaitBackward).count(), 2);
+    assert_eq!(ops[5..8], [Op::WaitBackward, Op::PostBackward, Op::InputGrad]);
+}
+
+#[test]
+fn swapped_receives_are_found() {
+    let text = "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F1,1RECV_F0,1F0,1F1\n";
+    let (raw, map) = read_plan("t", "t.csv", text);
+    let raw = raw.unwrap();
+    let faults: Vec<Diagnostic> = messages::check(&raw.nodes, &raw.schedule.placement);
+    assert_eq!(faults[0].code, FifoOrder);
+    let place = map.start(faults[0].primary.origin).unwrap();
+    assert_eq!(place.line, 2);
+    for (bad, message) in
+        [("0F0,,0I0", "an empty cell"), ("0SEND_F", "names no microbatch"), ("0REFRESH1", "has no microbatch")]
+    {
+        let (raw, map) = read_plan("t", "t.csv", bad);
+        let text = render(&raw.unwrap_err(), &map);
+        assert!(text.contains(message), "{text}");
+    }
+}
