@@ -1,0 +1,8 @@
+//! The ops of a transformer: what each computes forward, what it retains, and its two backward halves.
+
+pub mod attention;
+pub mod embedding;
+pub mod gelu;
+pub mod head;
+pub mod layer_norm;
+pub mod linear;

@@ -1,0 +1,52 @@
+//! GELU in its tanh form.
+
+use crate::act::{Act, Kept};
+use crate::cmd::Cmd;
+use crate::cx::Cx;
+use crate::error::Result;
+use crate::op::PureOp;
+use crate::stage::{Layout, Retained};
+
+/// From F to I: the input.
+#[must_use = "a tape is consumed by exactly one input gradient"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct GeluTape {
+    x: Kept,
+}
+
+impl Retained for GeluTape {
+    fn layout(&self, layout: &mut Layout) {
+        layout.kept("x", &self.x);
+    }
+
+    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
+        cx.release(self.x)
+    }
+}
+
+/// The op.
+#[derive(Debug)]
+pub enum GeluOp {}
+
+impl PureOp for GeluOp {
+    type Param = ();
+    type Tape = GeluTape;
+
+    fn forward(cx: &mut Cx<'_>, x: Act, p: &()) -> Result<(Act, GeluTape)> {
+        let y = GeluOp::evaluate(cx, x, p)?;
+        Ok((y, GeluTape { x: cx.keep(x)? }))
+    }
+
+    fn input_grad(cx: &mut Cx<'_>, dy: Act, (): &(), tape: GeluTape) -> Result<Act> {
+        let dx = cx.lease(dy.rows, dy.cols)?;
+        cx.issue(Cmd::GeluGrad { x: tape.x.act().buf, dy: dy.buf, dx: dx.buf })?;
+        tape.release(cx)?;
+        Ok(dx)
+    }
+
+    fn evaluate(cx: &mut Cx<'_>, x: Act, (): &()) -> Result<Act> {
+        let y = cx.lease(x.rows, x.cols)?;
+        cx.issue(Cmd::Gelu { x: x.buf, y: y.buf })?;
+        Ok(y)
+    }
+}

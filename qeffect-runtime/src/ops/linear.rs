@@ -1,0 +1,255 @@
+//! `y = x · Wᵀ + b`, in FP8 or in the activation type.
+//!
+//! FP8: F casts x to E4M3 with the scale of the layer's input cell, I casts dy to E5M2 with that of its gradient cell;
+//! both retain the codes together with the factor they were made with, and W multiplies those two. The weight comes from
+//! the cache, with its own factor. The bias gradient is summed in I, from dy as it was before the cast.
+
+use qeffect_core::token::{Bwd, Fwd, Token};
+
+use crate::act::{Act, Fp8, Kept};
+use crate::cmd::{Cmd, Operand};
+use crate::cx::{Cx, GradDst};
+use crate::error::{Error, Result};
+use crate::op::Op;
+use crate::stage::{CellId, Init, Layout, ParamId, ParamKind, ParamSpec, Retained, Role, StageSpec, Working};
+use crate::state::WorkingBufs;
+
+/// A linear layer.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    path: String,
+    inputs: usize,
+    outputs: usize,
+    weight: ParamId,
+    bias: Option<ParamId>,
+    cells: Option<Cells>,
+}
+
+/// State cells of a layer in FP8; the third, of the weight, is known to the weight cache.
+#[derive(Clone, Copy, Debug)]
+struct Cells {
+    input: CellId,
+    grad: CellId,
+}
+
+impl Linear {
+    /// Registers the layer `path`. It runs in FP8 if the recipe scales and `fp8` is wanted.
+    pub fn new(
+        spec: &mut StageSpec,
+        path: &str,
+        [inputs, outputs]: [usize; 2],
+        bias: bool,
+        init: Init,
+        fp8: bool,
+    ) -> Linear {
+        let fp8 = fp8 && spec.recipe.delayed().is_some();
+        let working = if fp8 { Working::Fp8(spec.cell(Role::Weight, path)) } else { Working::Activation };
+        let cells = fp8.then(|| Cells { input: spec.cell(Role::Input, path), grad: spec.cell(Role::GradOutput, path) });
+        let (rows, cols) = (outputs, inputs);
+        let kind = ParamKind::Matrix;
+        let weight = spec.param(ParamSpec { path: format!("{path}.weight"), rows, cols, init, kind, working });
+        let bias = bias.then(|| {
+            spec.param(ParamSpec {
+                path: format!("{path}.bias"),
+                rows: 1,
+                cols: outputs,
+                init: Init::Zeros,
+                kind: ParamKind::Vector,
+                working: Working::Activation,
+            })
+        });
+        Linear { path: path.into(), inputs, outputs, weight, bias, cells }
+    }
+
+    /// The weight.
+    pub const fn weight(&self) -> ParamId {
+        self.weight
+    }
+
+    fn product(&self, cx: &mut Cx<'_>, x: Operand, rows: usize) -> Result<Act> {
+        let weight = match cx.working(self.weight) {
+            WorkingBufs::Plain(act) => act.operand(true),
+            WorkingBufs::Fp8(view) => view.second(true),
+        };
+        let bias = self.bias.map(|bias| match cx.working(bias) {
+            WorkingBufs::Plain(act) => act.buf,
+            WorkingBufs::Fp8(view) => view.codes,
+        });
+        cx.gemm([rows, self.outputs, self.inputs], x, weight, bias)
+    }
+
+    fn check(&self, x: Act, cols: usize) -> Result<()> {
+        if x.cols != cols {
+            return Err(Error::shape(&self.path, &format!("{cols} columns"), Some(x)));
+        }
+        Ok(())
+    }
+}
+
+/// An input or output gradient, as retained.
+#[must_use = "retained tensors are consumed by the backward of their op"]
+#[derive(PartialEq, Eq, Debug)]
+pub enum Saved {
+    /// In the activation type.
+    Plain(Kept),
+    /// Quantised.
+    Fp8(Fp8),
+}
+
+impl Saved {
+    fn layout(&self, name: &'static str, layout: &mut Layout) {
+        match self {
+            Saved::Plain(kept) => layout.kept(name, kept),
+            Saved::Fp8(fp8) => layout.fp8(name, fp8),
+        }
+    }
+
+    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
+        match self {
+            Saved::Plain(kept) => cx.release(kept),
+            Saved::Fp8(fp8) => cx.release_fp8(fp8),
+        }
+    }
+
+    fn rows(&self) -> usize {
+        match self {
+            Saved::Plain(kept) => kept.act().rows,
+            Saved::Fp8(fp8) => fp8.rows(),
+        }
+    }
+
+    fn cols(&self) -> usize {
+        match self {
+            Saved::Plain(kept) => kept.act().cols,
+            Saved::Fp8(fp8) => fp8.cols(),
+        }
+    }
+
+    fn first(&self, transposed: bool) -> Operand {
+        match self {
+            Saved::Plain(kept) => kept.act().operand(transposed),
+            Saved::Fp8(fp8) => fp8.view().first(transposed),
+        }
+    }
+
+    fn second(&self, transposed: bool) -> Operand {
+        match self {
+            Saved::Plain(kept) => kept.act().operand(transposed),
+            Saved::Fp8(fp8) => fp8.view().second(transposed),
+        }
+    }
+
+    fn for_weight_grad(self, cx: &mut Cx<'_>) -> Result<Saved> {
+        Ok(match self {
+            Saved::Fp8(fp8) => Saved::Fp8(cx.keep_for_weight_grad(fp8)?),
+            plain => plain,
+        })
+    }
+}
+
+/// From F to I: the input.
+#[must_use = "a tape is consumed by exactly one input gradient"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct LinearTape {
+    x: Saved,
+}
+
+impl Retained for LinearTape {
+    fn layout(&self, layout: &mut Layout) {
+        self.x.layout("x", layout);
+    }
+
+    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
+        self.x.release(cx)
+    }
+}
+
+/// From I to W: the input and the gradient of the output.
+#[must_use = "retained work is consumed by exactly one weight gradient"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct LinearWork {
+    x: Saved,
+    dy: Saved,
+}
+
+impl Retained for LinearWork {
+    fn layout(&self, layout: &mut Layout) {
+        self.x.layout("x", layout);
+        self.dy.layout("dy", layout);
+    }
+
+    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
+        self.x.release(cx)?;
+        self.dy.release(cx)
+    }
+}
+
+/// The op.
+#[derive(Debug)]
+pub enum LinearOp {}
+
+impl Op for LinearOp {
+    type Param = Linear;
+    type Tape = LinearTape;
+    type Work = LinearWork;
+
+    fn forward(cx: &mut Cx<'_>, x: Act, p: &Linear, token: Token<Fwd>) -> Result<(Act, LinearTape, Token<Fwd>)> {
+        p.check(x, p.inputs)?;
+        let (saved, token) = match p.cells {
+            Some(cells) => {
+                let (x8, token) = cx.quantise_input(x, cells.input, token)?;
+                (Saved::Fp8(x8), token)
+            }
+            None => (Saved::Plain(cx.keep(x)?), token),
+        };
+        let y = p.product(cx, saved.first(false), x.rows)?;
+        Ok((y, LinearTape { x: saved.for_weight_grad(cx)? }, token))
+    }
+
+    fn input_grad(
+        cx: &mut Cx<'_>,
+        dy: Act,
+        p: &Linear,
+        tape: LinearTape,
+        token: Token<Bwd>,
+    ) -> Result<(Act, LinearWork, Token<Bwd>)> {
+        p.check(dy, p.outputs)?;
+        if let Some(bias) = p.bias {
+            let dst = cx.grad(bias)?;
+            cx.column_sums(dy, dst)?;
+        }
+        let (saved, token) = match p.cells {
+            Some(cells) => {
+                let (dy8, token) = cx.quantise_grad(dy, cells.grad, token)?;
+                (Saved::Fp8(dy8), token)
+            }
+            None => (Saved::Plain(cx.keep(dy)?), token),
+        };
+        let weight = match cx.working(p.weight) {
+            WorkingBufs::Plain(act) => act.operand(false),
+            WorkingBufs::Fp8(view) => view.second(false),
+        };
+        let dx = cx.gemm([dy.rows, p.inputs, p.outputs], saved.first(false), weight, None)?;
+        Ok((dx, LinearWork { x: tape.x, dy: saved.for_weight_grad(cx)? }, token))
+    }
+
+    fn weight_grad(cx: &mut Cx<'_>, work: LinearWork, dst: GradDst) -> Result<()> {
+        let [m, n, k] = [work.dy.cols(), work.x.cols(), work.x.rows()];
+        let (a, b) = (work.dy.first(true), work.x.second(false));
+        cx.issue(Cmd::Gemm { m, n, k, a, b, bias: None, out: dst.act().buf })?;
+        work.release(cx)
+    }
+
+    fn evaluate(cx: &mut Cx<'_>, x: Act, p: &Linear) -> Result<Act> {
+        p.check(x, p.inputs)?;
+        match p.cells {
+            Some(cells) => {
+                let x8 = cx.quantise_frozen(x, cells.input)?;
+                let y = p.product(cx, x8.view().first(false), x.rows)?;
+                cx.release_fp8(x8)?;
+                Ok(y)
+            }
+            None => p.product(cx, x.operand(false), x.rows),
+        }
+    }
+}

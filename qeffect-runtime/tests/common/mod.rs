@@ -1,0 +1,155 @@
+//! A driver of one rank without threads: the unsplit reference that everything else is compared with.
+#![allow(dead_code, reason = "every test binary uses its own part")]
+
+use qeffect_core::ids::{Microbatch, Stage as StageId};
+use qeffect_core::recipe::Recipe;
+use qeffect_core::token::{Bwd, Fwd, Token};
+use qeffect_runtime::cpu::CpuDevice;
+use qeffect_runtime::data::Windows;
+use qeffect_runtime::device::Caps;
+use qeffect_runtime::gpt::{GptConfig, GptStage, GptTape, GptWork};
+use qeffect_runtime::optim::{OptimConfig, Verdict};
+use qeffect_runtime::shard::{Shard, ShardConfig};
+
+pub fn small(recipe: &str) -> GptConfig {
+    let recipe: Recipe = recipe.parse().unwrap();
+    GptConfig { vocab: 32, hidden: 32, heads: 4, ffn: 64, layers: 4, seq: 8, sequences: 2, recipe }
+}
+
+pub struct Solo {
+    pub shard: Shard<GptStage>,
+    pub stages: u32,
+    pub microbatches: u32,
+    fwd: Vec<Option<Token<Fwd>>>,
+    bwd: Vec<Option<Token<Bwd>>>,
+}
+
+impl Solo {
+    pub fn new(config: &GptConfig, blocks: &[usize], microbatches: u32, optim: OptimConfig) -> Solo {
+        Self::with_caps(config, blocks, microbatches, optim, Caps::default())
+    }
+
+    pub fn with_caps(config: &GptConfig, blocks: &[usize], microbatches: u32, optim: OptimConfig, caps: Caps) -> Solo {
+        let stages = config.stages(blocks).unwrap();
+        let count = stages.len() as u32;
+        let stages = stages.into_iter().enumerate().map(|(id, stage)| (StageId(id as u32), stage)).collect();
+        let shard_config = ShardConfig {
+            microbatches,
+            data_parallel: 1,
+            tokens: config.tokens(),
+            ranks: 1,
+            optim,
+            norm: config.norm_plan().unwrap(),
+        };
+        let device = Box::new(CpuDevice::with_caps(caps));
+        let mut shard = Shard::new(device, stages, shard_config).unwrap();
+        shard.init(1).unwrap();
+        shard.prologue().unwrap();
+        let fwd = (0..count).map(|stage| Some(Token::first(StageId(stage)))).collect();
+        let bwd = (0..count).map(|stage| Some(Token::first(StageId(stage)))).collect();
+        Solo { shard, stages: count, microbatches, fwd, bwd }
+    }
+
+    pub fn begin(&mut self, batch: &[Windows]) {
+        self.shard.begin_step(batch).unwrap();
+        for stage in 0..self.stages {
+            self.shard.refresh(StageId(stage)).unwrap();
+        }
+    }
+
+    /// F of all stages; the tapes, by stage.
+    pub fn forward(&mut self, m: u32) -> Vec<GptTape> {
+        let mut x = None;
+        let mut tapes = Vec::new();
+        for stage in 0..self.stages {
+            let token = self.fwd[stage as usize].take().unwrap();
+            let (y, tape, token) = self.shard.forward(StageId(stage), Microbatch(m), x, token).unwrap();
+            self.fwd[stage as usize] = Some(token);
+            x.into_iter().for_each(|x| self.shard.free(x).unwrap());
+            tapes.push(tape);
+            x = y;
+        }
+        assert!(x.is_none());
+        tapes
+    }
+
+    /// I of all stages; the works, by stage from the last.
+    pub fn input_grad(&mut self, m: u32, tapes: Vec<GptTape>) -> Vec<GptWork> {
+        let mut dy = None;
+        let mut works = Vec::new();
+        for (stage, tape) in tapes.into_iter().enumerate().rev() {
+            let token = self.bwd[stage].take().unwrap();
+            let (dx, work, token) =
+                self.shard.input_grad(StageId(stage as u32), Microbatch(m), dy, tape, token).unwrap();
+            self.bwd[stage] = Some(token);
+            dy.into_iter().for_each(|dy| self.shard.free(dy).unwrap());
+            works.push(work);
+            dy = dx;
+        }
+        assert!(dy.is_none());
+        works
+    }
+
+    /// W of all stages.
+    pub fn weight_grad(&mut self, m: u32, works: Vec<GptWork>) {
+        for (stage, work) in (0..self.stages).rev().zip(works) {
+            self.shard.weight_grad(StageId(stage), Microbatch(m), work).unwrap();
+        }
+    }
+
+    pub fn finish(&mut self) -> Verdict {
+        for stage in 0..self.stages {
+            self.shard.reduce(StageId(stage)).unwrap();
+        }
+        let measured = self.shard.measure().unwrap();
+        let verdict = self.shard.settle(&[measured]).unwrap();
+        self.shard.commit().unwrap();
+        verdict
+    }
+
+    /// One step: F(m), I(m), W(m), microbatches ascending.
+    pub fn step(&mut self, batch: &[Windows]) -> (f64, Verdict) {
+        self.begin(batch);
+        for m in 0..self.microbatches {
+            let tapes = self.forward(m);
+            let works = self.input_grad(m, tapes);
+            self.weight_grad(m, works);
+        }
+        let verdict = self.finish();
+        let losses = self.shard.losses().unwrap();
+        (losses.iter().sum::<f64>() / losses.len() as f64, verdict)
+    }
+
+    /// The mean loss of a batch, by evaluation.
+    pub fn evaluate(&mut self, batch: &[Windows]) -> f64 {
+        self.shard.load(batch).unwrap();
+        for m in 0..batch.len() as u32 {
+            let mut x = None;
+            for stage in 0..self.stages {
+                let y = self.shard.evaluate(StageId(stage), Microbatch(m), x, true).unwrap();
+                x.into_iter().for_each(|x| self.shard.free(x).unwrap());
+                x = y;
+            }
+            x.into_iter().for_each(|logits| self.shard.free(logits).unwrap());
+        }
+        self.shard.pool().quiescent().unwrap();
+        let losses = self.shard.losses().unwrap();
+        losses[..batch.len()].iter().sum::<f64>() / batch.len() as f64
+    }
+}
+
+/// Tokens that repeat within and across sequences.
+pub fn batch(config: &GptConfig, step: u64, microbatches: u32) -> Vec<Windows> {
+    let token = |m: u32, i: usize| {
+        let word = qeffect_runtime::rng::draw(&[9, step, u64::from(m), i as u64]);
+        // Squared, so that some tokens are much more frequent than others.
+        let u = qeffect_runtime::rng::uniform(word);
+        (u * u * config.vocab as f64) as u32
+    };
+    (0..microbatches)
+        .map(|m| Windows {
+            tokens: (0..config.tokens()).map(|i| token(m, i)).collect(),
+            targets: (0..config.tokens()).map(|i| token(m, i + 1)).collect(),
+        })
+        .collect()
+}

@@ -1,0 +1,99 @@
+//! Gradients of the whole model, op by op, against finite differences in f64.
+
+mod common;
+
+use common::{Solo, batch, small};
+use qeffect_runtime::optim::OptimConfig;
+use qeffect_runtime::rng;
+use qeffect_runtime::stage::Stage;
+
+/// Every parameter reaches the loss through different ops, so its gradient checks their backward: norms, attention, GELU,
+/// residual sums, embeddings, cross-entropy, and every linear layer.
+#[test]
+fn gradients_equal_finite_differences() {
+    let config = common::small("f64");
+    let (microbatches, step) = (2, 1e-5);
+    let mut solo = Solo::new(&config, &[1, 2, 1], microbatches, OptimConfig::default());
+    // Away from the start, where biases are zero and gains one.
+    let paths: Vec<String> = solo
+        .shard
+        .stages()
+        .flat_map(|(_, stage)| stage.spec().params.iter().map(|param| param.path.clone()).collect::<Vec<_>>())
+        .collect();
+    for path in &paths {
+        let stream = rng::name(path);
+        let values: Vec<f64> = solo.shard.param(path).unwrap();
+        let moved: Vec<f64> =
+            values.iter().enumerate().map(|(i, x)| x + 0.15 * rng::normal(3, stream, i as u64)).collect();
+        solo.shard.set_param(path, &moved).unwrap();
+    }
+    solo.shard.prologue().unwrap();
+    let data = batch(&config, 0, microbatches);
+
+    solo.begin(&data);
+    for m in 0..microbatches {
+        let tapes = solo.forward(m);
+        let works = solo.input_grad(m, tapes);
+        solo.weight_grad(m, works);
+    }
+    for stage in 0..solo.stages {
+        solo.shard.reduce(qeffect_core::ids::Stage(stage)).unwrap();
+    }
+    let losses = solo.shard.losses().unwrap();
+    let mean = losses.iter().sum::<f64>() / losses.len() as f64;
+    assert_eq!(solo.evaluate(&data), mean, "evaluation computes the same loss");
+
+    let mut checked = 0;
+    for path in &paths {
+        let values = solo.shard.param(path).unwrap();
+        let gradient = solo.shard.gradient(path).unwrap();
+        let norm = (gradient.iter().map(|x| x * x).sum::<f64>() / gradient.len() as f64).sqrt();
+        assert!(norm > 1e-6, "`{path}` does not reach the loss");
+        for pick in 0..6 {
+            let index = rng::below(rng::draw(&[pick, rng::name(path)]), values.len() as u64) as usize;
+            let mut at = |delta: f64| {
+                let mut moved = values.clone();
+                moved[index] += delta;
+                solo.shard.set_param(path, &moved).unwrap();
+                solo.evaluate(&data)
+            };
+            // Fourth order: the error is of the order of step^4.
+            let difference = (8.0 * (at(step) - at(-step)) - (at(2.0 * step) - at(-2.0 * step))) / (12.0 * step);
+            let error = (difference - gradient[index]).abs();
+            assert!(error < 1e-9 + 1e-6 * norm, "`{path}`[{index}]: {difference} and {}", gradient[index]);
+            checked += 1;
+        }
+        solo.shard.set_param(path, &values).unwrap();
+    }
+    assert_eq!(checked, paths.len() * 6);
+}
+
+/// The same bits however the model is cut, in every recipe.
+#[test]
+fn cutting_the_model_changes_no_bit() {
+    let optim = OptimConfig { steps: 6, warmup: 2, peak: 3e-3, floor: 3e-4, ..OptimConfig::default() };
+    for recipe in ["f32", "bf16", "fp8-delayed:history=4", "fp8-delayed:history=4,update=step", "fp8-delayed:head=bf16"]
+    {
+        let config = small(recipe);
+        let mut runs = [&[4][..], &[2, 2], &[1, 1, 1, 1], &[0, 3, 1, 0]].map(|blocks| {
+            let mut solo = Solo::new(&config, blocks, 3, optim);
+            let losses: Vec<(u64, u64)> = (0..6)
+                .map(|step| {
+                    let (loss, verdict) = solo.step(&batch(&config, step, 3));
+                    assert!(verdict.commit);
+                    (loss.to_bits(), verdict.norm.to_bits())
+                })
+                .collect();
+            (losses, solo.shard.export().unwrap())
+        });
+        let (first, rest) = runs.split_first_mut().unwrap();
+        assert!(first.0[5].0 != first.0[0].0);
+        for other in rest {
+            assert_eq!(first.0, other.0, "{recipe}");
+            assert_eq!(first.1.keys().collect::<Vec<_>>(), other.1.keys().collect::<Vec<_>>());
+            for (name, value) in &first.1 {
+                assert!(*value == other.1[name], "{recipe}: `{name}` differs");
+            }
+        }
+    }
+}
