@@ -5,15 +5,19 @@
 //! the values that led there. It walks the flat tree with one frame of slots: no hashing, and no
 //! allocation per statement.
 
-use std::borrow::Cow;
+mod header;
+mod visible;
 
+pub use visible::{annotate, environment};
+
+use self::visible::{Visible, context_note, instance_text, varying};
 use super::ast::*;
 use crate::action::{Item, Kind};
 use crate::code::Code;
-use crate::diag::{Diagnostic, Place, Report};
-use crate::ids::{Microbatch, Rank, Stage};
+use crate::diag::{Diagnostic, Report};
+use crate::ids::{Microbatch, Stage};
 use crate::origin::Origin;
-use crate::schedule::{Bounds, Costs, Expect, Measure, Schedule};
+use crate::schedule::Schedule;
 
 /// Most ranks of a schedule.
 pub const MAX_RANKS: u32 = 1 << 16;
@@ -23,7 +27,7 @@ pub const MAX_STAGES: u32 = 1 << 20;
 pub const MAX_MICROBATCHES: u32 = 1 << 24;
 /// Most items of a schedule, over all ranks.
 pub const MAX_ITEMS: usize = 1 << 26;
-/// A loop that goes wrong fills this many, not the memory; see [`most_items`].
+/// A loop that goes wrong fills this many, not the memory: any schedule may be this long.
 const SMALL_SCHEDULE: u64 = 1 << 16;
 /// Most loop rounds and closure calls of one rank.
 pub const MAX_STEPS: u64 = 1 << 24;
@@ -56,85 +60,6 @@ pub fn interpret(program: &Program, params: &[i64]) -> Result<Schedule, Report> 
     let family = m.faults.iter().map(|f| f.code.family()).min();
     m.faults.retain(|f| Some(f.code.family()) == family);
     Err(Report::from_faults(m.faults))
-}
-
-/// The variables that are visible at an item, outermost first, with their values there.
-///
-/// `index` counts the rank's items as [`interpret`] emits them. Empty if there is no such item.
-pub fn environment(program: &Program, params: &[i64], rank: Rank, index: u32) -> Vec<(String, i64)> {
-    let name = |v: &Visible| (program.text(v.name).to_owned(), v.value);
-    visible(program, params, rank, index).iter().map(name).collect()
-}
-
-/// Adds to each fault that belongs to an item which instance and which loop values it had, and to
-/// each label that has the same place as its fault how its values differ.
-pub fn annotate(report: &mut Report, program: &Program, params: &[i64]) {
-    let instance = instance_text(program, params);
-    for fault in &mut report.diagnostics {
-        let here = fault.primary.item.map(|(rank, index)| varying(program, &visible(program, params, rank, index)));
-        let same = |place: Place| place.origin == fault.primary.origin && place.item != fault.primary.item;
-        for label in &mut fault.labels {
-            if let Some((rank, index)) = label.place.item.filter(|_| same(label.place)) {
-                let there = varying(program, &visible(program, params, rank, index));
-                if !there.is_empty() {
-                    label.text.push_str(&format!(", with {there}"));
-                }
-            }
-        }
-        fault.notes.extend(context_note(&instance, here.as_deref().unwrap_or("")));
-    }
-}
-
-fn context_note(instance: &str, here: &str) -> Option<String> {
-    match (instance.is_empty(), here.is_empty()) {
-        (true, true) => None,
-        (true, false) => Some(format!("here {here}")),
-        (false, true) => Some(format!("instance {instance}")),
-        (false, false) => Some(format!("instance {instance}; here {here}")),
-    }
-}
-
-/// `P = 2, M = 8`
-fn instance_text(program: &Program, params: &[i64]) -> String {
-    list(program.params.iter().zip(params).map(|(p, v)| (program.text(p.name), *v)))
-}
-
-fn list<'a>(values: impl Iterator<Item = (&'a str, i64)>) -> String {
-    values.map(|(name, value)| format!("{name} = {value}")).collect::<Vec<_>>().join(", ")
-}
-
-/// The variables that take several values: the rank, loop variables, `mut` ones and arguments.
-fn varying(program: &Program, visible: &[Visible]) -> String {
-    list(visible.iter().filter(|v| v.varies).map(|v| (program.text(v.name), v.value)))
-}
-
-fn visible(program: &Program, params: &[i64], rank: Rank, index: u32) -> Vec<Visible> {
-    if params.len() != program.params.len() {
-        return Vec::new();
-    }
-    let mut m = Machine::new(program, params);
-    m.quiet = true;
-    if m.block(program.lets).is_err() {
-        return Vec::new();
-    }
-    m.limit = index as usize;
-    match m.rank(rank.0) {
-        Err(stop) => {
-            let mut seen = stop.visible;
-            let lets = Machine::lets(program.statements(program.lets));
-            m.see(&mut seen, lets);
-            seen.reverse();
-            seen
-        }
-        Ok(()) => Vec::new(),
-    }
-}
-
-/// A variable and its value, as seen from inside.
-struct Visible {
-    name: NameId,
-    value: i64,
-    varies: bool,
 }
 
 /// Why a run ended before its end.
@@ -196,182 +121,6 @@ impl<'p> Machine<'p> {
             fault.notes.extend(context_note(&instance_text(self.p, self.params), &here));
             self.record(fault);
         }
-    }
-
-    /// A value of the header; `None` if it has none.
-    fn header(&mut self, id: ExprId) -> Option<i64> {
-        match self.value(id) {
-            Ok(value) => Some(value),
-            Err(stop) => {
-                self.stopped(*stop);
-                None
-            }
-        }
-    }
-
-    fn header_fault(&mut self, code: Code, origin: Origin, message: String) {
-        let note = context_note(&instance_text(self.p, self.params), "");
-        let mut fault = Diagnostic::new(code, origin, message);
-        fault.notes.extend(note);
-        self.record(fault);
-    }
-
-    /// A number from 0 to `most`.
-    fn amount(&mut self, id: ExprId, what: &str, most: u32) -> Option<u32> {
-        let value = self.header(id)?;
-        match u32::try_from(value) {
-            Ok(value) if value <= most => Some(value),
-            _ => {
-                let message = format!("`{what}:` is {value}, outside 0..={most}");
-                self.header_fault(Code::Header, self.p.exprs[id as usize].origin, message);
-                None
-            }
-        }
-    }
-
-    /// A one-parameter closure of the header.
-    fn apply(&mut self, lambda: u32, argument: u32) -> Option<i64> {
-        let binding = self.p.parameters(lambda)[0];
-        self.frame[binding.slot as usize] = i64::from(argument);
-        let body = self.p.lambdas[lambda as usize].body;
-        match self.value(body) {
-            Ok(value) => Some(value),
-            Err(mut stop) => {
-                self.see(&mut stop.visible, core::iter::once((binding.name, binding.slot, true)));
-                self.stopped(*stop);
-                None
-            }
-        }
-    }
-
-    fn schedule(&mut self) -> Option<Schedule> {
-        let p = self.p;
-        if let Err(stop) = self.block(p.lets) {
-            self.stopped(*stop);
-            return None;
-        }
-        let ranks = self.amount(p.header.ranks, "ranks", MAX_RANKS);
-        let microbatches = self.amount(p.header.microbatches, "microbatches", MAX_MICROBATCHES);
-        let stages = self.amount(p.header.stages, "stages", MAX_STAGES);
-        let (ranks, microbatches, stages) = (ranks?, microbatches?, stages?);
-        if u64::from(stages) * u64::from(microbatches) > MAX_ITEMS as u64 {
-            let message =
-                format!("{stages} stages times {microbatches} microbatches are more than {MAX_ITEMS} actions");
-            self.header_fault(Code::LimitExceeded, p.header.origins.microbatches, message);
-            return None;
-        }
-        let placement = self.placement(ranks, stages);
-        let bounds = self.bounds(ranks);
-        let bytes = p.header.bytes.map(|(tape, work)| (self.budget(tape), self.budget(work)));
-        let coalesce = match p.header.coalesce {
-            Some(id) => self.amount(id, "coalesce", MAX_MICROBATCHES),
-            None => Some(1),
-        };
-        if coalesce == Some(0) {
-            let origin = p.header.coalesce.map_or(Origin::NONE, |id| p.exprs[id as usize].origin);
-            self.header_fault(Code::Header, origin, "`coalesce:` is 0; 1 means that nothing is coalesced".to_owned());
-        }
-        let expects = self.expects();
-        self.limit = most_items(ranks, stages, microbatches);
-        let starts = self.ranks(ranks)?;
-        self.items.shrink_to_fit();
-        let params = p.params.iter().zip(self.params).map(|(b, v)| (p.names[b.name as usize].clone(), *v)).collect();
-        Some(Schedule {
-            name: p.name.clone(),
-            params: Cow::Owned(params),
-            ranks,
-            stages,
-            microbatches,
-            placement: placement.into(),
-            items: std::mem::take(&mut self.items).into(),
-            starts: starts.into(),
-            bounds: bounds.into(),
-            expects: expects.into(),
-            transport: p.header.transport.unwrap_or_default(),
-            update: p.header.update.unwrap_or_default(),
-            eval: p.header.eval,
-            coalesce: coalesce?,
-            bytes: match bytes {
-                Some((tape, work)) => Some((tape?, work?)),
-                None => None,
-            },
-            origins: p.header.origins,
-        })
-    }
-
-    fn placement(&mut self, ranks: u32, stages: u32) -> Vec<Rank> {
-        let place = self.p.header.place;
-        let mut placement = Vec::with_capacity(stages as usize);
-        self.steps = MAX_STEPS;
-        for stage in 0..stages {
-            let Some(rank) = self.apply(place, stage) else { break };
-            let Ok(rank) = u32::try_from(rank) else {
-                let body = self.p.lambdas[place as usize].body;
-                let message = format!("stage {stage} is placed on rank {rank}, outside 0..{ranks}");
-                self.header_fault(Code::PlacementInvalid, self.p.exprs[body as usize].origin, message);
-                break;
-            };
-            placement.push(Rank(rank));
-        }
-        placement
-    }
-
-    fn bounds(&mut self, ranks: u32) -> Vec<Bounds> {
-        let lambdas = self.p.header.bounds;
-        if lambdas == [None; 3] {
-            return Vec::new();
-        }
-        self.steps = MAX_STEPS;
-        let mut bounds = Vec::with_capacity(ranks as usize);
-        for rank in 0..ranks {
-            let mut values = [None; 3];
-            for ((value, lambda), name) in values.iter_mut().zip(lambdas).zip(["slots", "tapes", "works"]) {
-                let Some(lambda) = lambda else { continue };
-                let Some(bound) = self.apply(lambda, rank) else { return bounds };
-                *value = u32::try_from(bound).ok();
-                if value.is_none() {
-                    let body = self.p.lambdas[lambda as usize].body;
-                    let message = format!("`{name}:` of rank {rank} is {bound}, outside 0..={}", u32::MAX);
-                    self.header_fault(Code::Header, self.p.exprs[body as usize].origin, message);
-                }
-            }
-            let [slots, tapes, works] = values;
-            bounds.push(Bounds { slots, tapes, works });
-        }
-        bounds
-    }
-
-    fn budget(&mut self, id: ExprId) -> Option<u64> {
-        let value = self.header(id)?;
-        if value < 0 {
-            let message = format!("a budget of `bytes` is {value}, below 0");
-            self.header_fault(Code::Header, self.p.exprs[id as usize].origin, message);
-        }
-        u64::try_from(value).ok()
-    }
-
-    fn expects(&mut self) -> Vec<Expect> {
-        let mut expects = Vec::new();
-        for line in self.p.header.expects.iter() {
-            let holds = line.condition.map_or(Some(1), |condition| self.header(condition));
-            if holds != Some(1) {
-                continue;
-            }
-            let costs: Option<Vec<i64>> = self.p.list(line.costs).iter().map(|id| self.header(*id)).collect();
-            let (Some(costs), Some(bound)) = (costs, self.header(line.bound)) else { continue };
-            if let Some(n) = costs.iter().position(|cost| *cost < 0) {
-                let origin = self.p.exprs[self.p.list(line.costs)[n] as usize].origin;
-                self.header_fault(Code::Header, origin, format!("a cost is {}, below 0", costs[n]));
-                continue;
-            }
-            let measure = match (line.measure, &costs[..]) {
-                (MeasureKind::Bubble, &[f, i, w]) => Measure::Bubble(Costs { f, i, w }),
-                (MeasureKind::Idle, &[f, i, w]) => Measure::Idle(Costs { f, i, w }),
-                _ => Measure::Peak,
-            };
-            expects.push(Expect { measure, compare: line.compare, bound, origin: line.origin });
-        }
-        expects
     }
 
     /// All ranks' items; `None` after a fault that concerns the whole.
@@ -661,14 +410,6 @@ impl<'p> Machine<'p> {
             stop
         })
     }
-}
-
-/// No legal schedule has more items: F, R, I and W of each stage and microbatch, each perhaps with
-/// the three markers of an overlap, and refresh, reduce and commit. Small schedules may have more, so
-/// that the checker can name what is repeated.
-fn most_items(ranks: u32, stages: u32, microbatches: u32) -> usize {
-    let legal = u64::from(stages) * (u64::from(microbatches) * 16 + 2) + u64::from(ranks);
-    legal.clamp(SMALL_SCHEDULE, MAX_ITEMS as u64) as usize
 }
 
 /// `None`: overflow, or division by zero.

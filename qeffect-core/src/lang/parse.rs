@@ -4,9 +4,11 @@
 //! where it stops making sense; reading goes on behind its `;` or its block, so that one run shows
 //! every broken statement. What Rust has and the language has not is named as such.
 
+mod action;
 mod expr;
 mod foreign;
 mod header;
+mod loops;
 mod stmt;
 
 pub(crate) use expr::count;

@@ -24,7 +24,7 @@ pub(super) struct Field<'a> {
 }
 
 /// Rows of fields. Blank lines at the end are no rows; CRLF and LF both end a line.
-pub(super) fn rows<'a>(text: &'a str, map: &mut SourceMap) -> Result<Vec<Vec<Field<'a>>>, Diagnostic> {
+pub(super) fn rows<'a>(text: &'a str, map: &mut SourceMap) -> Result<Vec<Vec<Field<'a>>>, Vec<Diagnostic>> {
     let end = text.trim_end().len();
     let mut rows = Vec::new();
     let (mut start, mut number) = (0, 0);
@@ -36,7 +36,7 @@ pub(super) fn rows<'a>(text: &'a str, map: &mut SourceMap) -> Result<Vec<Vec<Fie
             let Range { start: from, end: to } = trimmed(text, at..at + field.len());
             if number >= Origin::MAX_TOKENS {
                 let message = format!("the file has more than {} cells", Origin::MAX_TOKENS);
-                return Err(Diagnostic::new(Code::LimitExceeded, Origin::NONE, message));
+                return Err(vec![Diagnostic::new(Code::LimitExceeded, Origin::NONE, message)]);
             }
             number += 1;
             fields.push(Field { text: &text[from..to], origin: map.push(from..to) });

@@ -38,7 +38,7 @@ pub(super) fn kind(word: &str) -> Option<Kind> {
 /// placement are those that the rows show; a file without any backward is forward-only.
 pub fn read_csv(name: &str, file: &str, text: &str) -> (Result<Schedule, Report>, SourceMap) {
     let mut map = SourceMap::new(file, text);
-    let result = rows(text, &mut map).map_err(|f| vec![f]).and_then(|rows| {
+    let result = rows(text, &mut map).and_then(|rows| {
         let mut reader = Reader::default();
         for row in &rows {
             row.iter().for_each(|field| reader.field(field));

@@ -88,7 +88,7 @@ pub struct RawPlan {
 /// [`check::messages`](crate::check::messages).
 pub fn read_plan(name: &str, file: &str, text: &str) -> (Result<RawPlan, Report>, SourceMap) {
     let mut map = SourceMap::new(file, text);
-    let result = rows(text, &mut map).map_err(|f| vec![f]).and_then(|rows| {
+    let result = rows(text, &mut map).and_then(|rows| {
         let mut faults = Vec::new();
         let nodes: Vec<Vec<Node>> = rows.iter().map(|row| rank(row, &mut faults)).collect();
         if !faults.is_empty() {

@@ -1,9 +1,7 @@
 //! Statements and blocks, with recovery after each broken one.
 
-use super::expr::count;
 use super::foreign::not_in_language;
 use super::{Broken, Parse, Parser};
-use crate::action::Kind;
 use crate::code::Code;
 use crate::diag::Diagnostic;
 use crate::lang::ast::*;
@@ -12,7 +10,7 @@ use crate::lang::token::TokenKind;
 use crate::origin::Origin;
 
 /// One entry of a block.
-enum Entry {
+pub(super) enum Entry {
     Stmt(Stmt),
     Tail(ExprId),
 }
@@ -32,13 +30,7 @@ enum Else {
     If(Box<IfParts>),
 }
 
-/// Reads one argument of an action.
-enum Argument {
-    Value(ExprId),
-    List(Vec<ExprId>, Origin),
-}
-
-fn stmt(kind: StmtKind, origin: Origin) -> Entry {
+pub(super) fn stmt(kind: StmtKind, origin: Origin) -> Entry {
     Entry::Stmt(Stmt { kind, origin })
 }
 
@@ -130,7 +122,7 @@ impl Parser<'_> {
 
     /// `;`, or the brace behind the last statement. A missing `;` breaks nothing if what follows
     /// can start a statement.
-    fn end_of_statement(&mut self) -> Parse<()> {
+    pub(super) fn end_of_statement(&mut self) -> Parse<()> {
         if self.eat_punct(";") || self.is_close('}') {
             return Ok(());
         }
@@ -191,7 +183,7 @@ impl Parser<'_> {
     }
 
     /// A condition; if it is broken, reading goes on at the block.
-    fn condition(&mut self) -> Parse<ExprId> {
+    pub(super) fn condition(&mut self) -> Parse<ExprId> {
         if self.is_word("let") {
             let origin = self.here();
             self.fault(not_in_language(origin, "`let` in a condition", "compare with `==`"));
@@ -291,252 +283,6 @@ impl Parser<'_> {
         self.fault(unused(origin));
         let value = self.draft.block(&[], None, origin);
         Ok(stmt(StmtKind::Block(value), origin))
-    }
-
-    fn for_stmt(&mut self) -> Parse<Entry> {
-        let start = self.bump();
-        let head = self.for_head();
-        let Ok((name, origin, range)) = head else {
-            // Read the body for its own faults.
-            self.recover(true);
-            if !self.is_open('{') {
-                return Ok(stmt(StmtKind::Block(self.draft.block(&[], None, start)), start));
-            }
-            let body = self.block()?;
-            return Ok(stmt(StmtKind::Block(body), start));
-        };
-        let (range, inclusive, walk) = match range {
-            Ok(range) => range,
-            Err(Broken) => {
-                self.recover(true);
-                let broken = self.draft.expr(ExprKind::Broken, origin);
-                (self.draft.list(&[broken, broken]), false, Walk::Up)
-            }
-        };
-        if !self.is_open('{') {
-            return Err(self.expected("`{`"));
-        }
-        let body = self.block()?;
-        let kind = StmtKind::For { name, slot: UNRESOLVED, range: range.start, inclusive, walk, body };
-        Ok(stmt(kind, origin))
-    }
-
-    #[allow(clippy::type_complexity, reason = "used once, right above")]
-    fn for_head(&mut self) -> Parse<(NameId, Origin, Parse<(List, bool, Walk)>)> {
-        if self.is_open('(') {
-            let origin = self.here();
-            return Err(self.fault(not_in_language(origin, "a pattern", "a `for` has one variable")));
-        }
-        let (name, origin) = self.want_name("a name")?;
-        if !self.eat_word("in") {
-            return Err(self.expected("`in`"));
-        }
-        let mut range = self.range();
-        if range.is_ok() && !self.is_open('{') {
-            range = Err(self.expected("`{`"));
-        }
-        Ok((name, origin, range))
-    }
-
-    /// `a..b`, `a..=b`, `(a..b).rev()`, `(a..b).step_by(k)`, or both methods.
-    fn range(&mut self) -> Parse<(List, bool, Walk)> {
-        let start = self.here();
-        let mut first = None;
-        if self.eat_open('(') {
-            let from = self.expr()?;
-            if self.is_punct("..") || self.is_punct("..=") {
-                let (to, inclusive) = self.range_end()?;
-                self.want_close(')')?;
-                return self.walk(from, to, inclusive);
-            }
-            self.want_close(')')?;
-            let operand = self.postfix(from, start)?;
-            first = Some(self.climb(operand, 0, start)?);
-        }
-        if self.is_open('[') {
-            return Err(self.expected("a range"));
-        }
-        let from = match first {
-            Some(first) => first,
-            None => self.expr()?,
-        };
-        let (to, inclusive) = self.range_end()?;
-        let list = self.draft.list(&[from, to]);
-        Ok((list, inclusive, Walk::Up))
-    }
-
-    fn range_end(&mut self) -> Parse<(ExprId, bool)> {
-        let inclusive = self.is_punct("..=");
-        if !self.eat_punct("..") && !self.eat_punct("..=") {
-            return Err(self.expected("`..`"));
-        }
-        Ok((self.expr()?, inclusive))
-    }
-
-    /// The methods behind a range in parentheses.
-    fn walk(&mut self, from: ExprId, to: ExprId, inclusive: bool) -> Parse<(List, bool, Walk)> {
-        let (mut walk, mut step) = (Walk::Up, None);
-        while self.eat_punct(".") {
-            let origin = self.here();
-            let method = self.ident().unwrap_or("");
-            self.bump();
-            let args = match method {
-                "rev" | "step_by" => self.arguments()?,
-                _ => {
-                    let what = format!("the method `{method}` of a range");
-                    return Err(self.fault(not_in_language(origin, &what, "a range has `rev()` and `step_by(k)`")));
-                }
-            };
-            let want = usize::from(method == "step_by");
-            if !self.want_count(method, if want == 0 { "nothing" } else { "a step" }, want, args.len(), origin) {
-                return Err(Broken);
-            }
-            walk = match (walk, method) {
-                (Walk::Up, "rev") => Walk::Down,
-                (Walk::Up, "step_by") => Walk::UpBy,
-                (Walk::Down, "step_by") => Walk::DownBy,
-                (Walk::UpBy, "rev") => Walk::UpByReversed,
-                _ => {
-                    let fault = not_in_language(origin, "this chain", "use `rev()` and `step_by(k)` once each");
-                    return Err(self.fault(fault));
-                }
-            };
-            step = args.first().copied().or(step);
-        }
-        let list = match step {
-            Some(step) => self.draft.list(&[from, to, step]),
-            None => self.draft.list(&[from, to]),
-        };
-        Ok((list, inclusive, walk))
-    }
-
-    fn while_stmt(&mut self) -> Parse<Entry> {
-        let start = self.bump();
-        let condition = self.condition()?;
-        let body = self.block()?;
-        Ok(stmt(StmtKind::While { condition, body }, start))
-    }
-
-    fn overlap(&mut self) -> Parse<Entry> {
-        let start = self.bump();
-        let open = self.want_open('{')?;
-        let mut branches = Vec::new();
-        loop {
-            match self.peek() {
-                TokenKind::Close('}') => {
-                    self.bump();
-                    break;
-                }
-                TokenKind::End => {
-                    self.syntax(open, "this `{` is never closed");
-                    break;
-                }
-                TokenKind::Punct(";" | ",") => {
-                    self.bump();
-                }
-                TokenKind::Open('{') => branches.push(self.block()?),
-                _ => {
-                    self.expected("`{`: each branch of an overlap is a block");
-                    self.recover(false);
-                    branches.push(self.draft.block(&[], None, start));
-                }
-            }
-        }
-        if branches.len() < 2 {
-            let fault = Diagnostic::new(Code::Syntax, start, "an overlap needs two branches or more")
-                .help("`overlap { { F(a, m); } { B(b, n); } }`");
-            self.fault(fault);
-        }
-        let branches = self.draft.list(&branches);
-        Ok(stmt(StmtKind::Overlap { branches }, start))
-    }
-
-    /// `F(s, m);` or `W(s, [m0, m1]);`
-    fn action(&mut self) -> Parse<Entry> {
-        let letter = self.ident().unwrap_or("");
-        let kind = match letter {
-            "F" => Kind::Forward,
-            "I" => Kind::InputGrad,
-            "W" => Kind::WeightGrad,
-            "B" => Kind::FullBackward,
-            _ => Kind::Recompute,
-        };
-        let start = self.bump();
-        self.want_open('(')?;
-        let mut args = Vec::new();
-        while !self.is_close(')') {
-            args.push(self.action_argument()?);
-            if !self.is_close(')') && !self.eat_punct(",") {
-                return Err(self.expected("`,` or `)`"));
-            }
-        }
-        self.want_close(')')?;
-        let origin = self.since(start);
-        self.want_count(letter, "a stage and a microbatch", 2, args.len(), origin);
-        let mut args = args.into_iter();
-        let kind = match (args.next(), args.next()) {
-            (Some(Argument::Value(stage)), Some(Argument::Value(microbatch))) => {
-                StmtKind::Action { kind, stage, microbatch }
-            }
-            (Some(Argument::Value(stage)), Some(Argument::List(members, at))) => {
-                if kind != Kind::WeightGrad {
-                    let message = format!("`{letter}` takes one microbatch: only `W` can take a list");
-                    self.fault(Diagnostic::new(Code::WrongArguments, at, message));
-                }
-                if members.is_empty() {
-                    let message = "a coalesced weight gradient needs at least one microbatch";
-                    self.fault(Diagnostic::new(Code::WrongArguments, at, message));
-                }
-                StmtKind::Group { stage, microbatches: self.draft.list(&members) }
-            }
-            (Some(Argument::List(_, at)), _) => {
-                self.fault(Diagnostic::new(Code::WrongArguments, at, "the first argument is one stage"));
-                StmtKind::Commit
-            }
-            _ => StmtKind::Commit,
-        };
-        self.end_of_statement()?;
-        Ok(stmt(kind, origin))
-    }
-
-    fn action_argument(&mut self) -> Parse<Argument> {
-        if !self.is_open('[') {
-            return self.expr().map(Argument::Value);
-        }
-        let start = self.bump();
-        let mut members = Vec::new();
-        while !self.is_close(']') {
-            members.push(self.expr()?);
-            if !self.is_close(']') && !self.eat_punct(",") {
-                return Err(self.expected("`,` or `]`"));
-            }
-        }
-        self.want_close(']')?;
-        Ok(Argument::List(members, self.since(start)))
-    }
-
-    /// `refresh(s);`, `reduce(s);`
-    fn stage_action(&mut self) -> Parse<Entry> {
-        let word = self.ident().unwrap_or("");
-        let start = self.bump();
-        let args = self.arguments()?;
-        let origin = self.since(start);
-        self.want_count(word, "a stage", 1, args.len(), origin);
-        let kind = match args.first() {
-            Some(stage) if word == "refresh" => StmtKind::Refresh(*stage),
-            Some(stage) => StmtKind::Reduce(*stage),
-            None => StmtKind::Commit,
-        };
-        self.end_of_statement()?;
-        Ok(stmt(kind, origin))
-    }
-
-    pub(super) fn want_count(&mut self, name: &str, what: &str, want: usize, found: usize, origin: Origin) -> bool {
-        if want != found {
-            let message = format!("`{name}` takes {what}, found {}", count(found, "argument"));
-            self.fault(Diagnostic::new(Code::WrongArguments, origin, message));
-        }
-        want == found
     }
 
     /// An assignment, the value of the block, or a value that nobody uses.
