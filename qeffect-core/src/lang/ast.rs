@@ -3,7 +3,7 @@
 //! Nodes refer to each other by index, every table is a `Cow<'static, [..]>`, and every node is
 //! `Copy`: the macro embeds a [`Program`] as static data, and the interpreter walks it without
 //! chasing pointers. Names are already resolved: a [`ExprKind::Var`] knows its slot in the frame.
-//! [`parse`](crate::lang::parse) is the only maker; indices are trusted.
+//! [`parse`](crate::lang::parse()) is the only maker; indices are trusted.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! Text to tokens, and the map back from an [`Origin`](crate::origin::Origin) to line and column.
+//! Text to tokens, and the map back from an [`Origin`] to line and column.
 //!
 //! Never fails: what is no token of the language becomes [`TokenKind::Other`], and the parser says
 //! what is wrong with it, in the same words as for Rust tokens.

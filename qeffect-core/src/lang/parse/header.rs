@@ -46,7 +46,10 @@ impl Parser<'_> {
         let signature = match self.first_line() {
             Ok(()) => true,
             Err(Broken) => {
-                self.recover(false);
+                // A forgotten `;` does not cost the first field.
+                if !self.ident().is_some_and(|word| FIELDS.contains(&word)) {
+                    self.recover(false);
+                }
                 self.draft.name.is_some()
             }
         };
@@ -203,7 +206,10 @@ impl Parser<'_> {
             }
             let mut fault = Diagnostic::new(Code::Header, origin, format!("there is no header field `{word}`"));
             fault.help = Some(match nearest(word, FIELDS.iter().copied()) {
-                Some(near) => format!("did you mean `{near}`?"),
+                Some(near) => {
+                    seen.push(near);
+                    format!("did you mean `{near}`?")
+                }
                 None => format!("the fields are `{}`", FIELDS[..13].join("`, `")),
             });
             return Err(self.fault(fault));

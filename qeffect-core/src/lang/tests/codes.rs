@@ -147,6 +147,8 @@ fn the_header_is_judged() {
     header(&edit("t<P, M>;", "t<P, M> for (2, 4), (2);"), Instance, "this instance has 1 value");
     header(&edit("t<P, M>;", "t<P, M> for (2, N);"), Instance, "integer literals");
     header(&edit("t<P, M>;", "t<P, M> for (2, 4), (2, 4);"), Instance, "declared twice");
+    header(&edit("stages: P;", "stage: P;"), Header, "did you mean `stages`?");
+    header(&edit("t<P, M>;", "t<P, M>"), Syntax, "expected `;`, found `ranks`");
     header("t<P, M>;", Header, "add `ranks: P;`");
     let (codes, _) = refused(&good, &[2]);
     assert_eq!(codes, [Instance]);
