@@ -32,8 +32,8 @@ fn b14_a_work_that_nobody_takes() {
     assert_eq!(messages, ["the work of I(0, 0) is never consumed"]);
     let report = judge(2, 4, "", "for m in 0..M { F(r, m); } for m in 0..M { I(r, m); if m > 0 { W(r, m); } }");
     let report = report.unwrap_err();
-    assert_eq!(report.codes(), [Code::WorkNeverConsumed; 2]);
-    assert!(report.to_string().contains("no W of stage 1 for microbatch 0"), "{report}");
+    assert_eq!(report.codes(), [Code::WorkNeverConsumed]);
+    assert!(report.to_string().contains("no W of stage 0 for microbatch 0"), "{report}");
 }
 
 // case B17: a weight gradient before its input gradient; a second one is another fault.
@@ -93,7 +93,7 @@ fn b41_a_reduction_before_the_last_gradient() {
 #[test]
 fn b50_stages_that_never_run() {
     let messages = refused(Code::ForwardMissing, judge(2, 2, V_SHAPE, ONE_F_ONE_B));
-    assert_eq!(messages, ["stage 2 never runs a forward", "stage 3 never runs a forward"]);
+    assert_eq!(messages, ["stage 2 never runs a forward"]); // and stage 3: once more at this place
     let both = "for m in 0..M { F(0, m); F(1, m); } for m in 0..M { B(1, m); B(0, m); }";
     let messages = refused(Code::WrongRank, judge(2, 1, "", both));
     assert!(messages.contains(&"F(1, 0) runs on rank 0, but stage 1 lives on rank 1".to_owned()), "{messages:?}");
