@@ -1,9 +1,13 @@
 //! What can go wrong at run time, as values that say where and what was expected.
 
 use qeffect_core::code::Code;
+use qeffect_core::diag::Report;
+use qeffect_core::ids::Rank;
+use qeffect_core::ledger::{Action, LedgerError};
 
 use crate::act::Act;
 use crate::device::{Buf, DeviceError};
+use crate::transport::TransportError;
 
 /// An error of the runtime.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +43,37 @@ pub enum Error {
         /// What happened.
         message: String,
     },
+    /// The ledger refused an action.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// A message did not come, or came otherwise than planned.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// A schedule does not fit the model, recipe or run.
+    #[error(transparent)]
+    Schedule(#[from] Report),
+    /// An action of the plan failed.
+    #[error("{action}: {source}")]
+    Action {
+        /// Which.
+        action: Action,
+        /// Why.
+        source: Box<Error>,
+    },
+    /// A rank failed.
+    #[error("rank {rank}: {source}")]
+    Rank {
+        /// Which.
+        rank: Rank,
+        /// Why.
+        source: Box<Error>,
+    },
+    /// A rank panicked: a fault of this crate or of an op.
+    #[error("a panic: {0}")]
+    Panic(String),
+    /// A session whose ranks no longer agree, after an error that came too late to put everything back.
+    #[error("the session is not usable any more: {0}")]
+    Broken(String),
     /// A configuration that cannot run.
     #[error("{0}")]
     Config(String),
@@ -51,6 +86,27 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// The code of the violated rule, if one is.
+    pub fn code(&self) -> Option<Code> {
+        match self {
+            Error::Contract { code, .. } => Some(*code),
+            Error::Ledger(error) => Some(error.code),
+            Error::Transport(error) => error.code(),
+            Error::Schedule(report) => report.diagnostics.first().map(|fault| fault.code),
+            Error::Action { source, .. } | Error::Rank { source, .. } => source.code(),
+            _ => None,
+        }
+    }
+
+    /// Whether this only says that another rank failed.
+    pub fn is_echo(&self) -> bool {
+        match self {
+            Error::Transport(error) => error.is_echo(),
+            Error::Action { source, .. } | Error::Rank { source, .. } => source.is_echo(),
+            _ => false,
+        }
+    }
+
     pub(crate) fn shape(consumer: &str, expected: &str, found: Option<Act>) -> Error {
         Error::Shape {
             consumer: consumer.into(),

@@ -2,7 +2,8 @@
 //!
 //! From the bottom up: `kernels` compute on slices; a [`device`] owns buffers and carries out [`cmd`]s; a [`cx`] gives
 //! ops leased activations, commands and, with a token, the state cells; a [`stage`] is F, I and W of a part of the model;
-//! a [`shard`] is one rank's stages with all they own.
+//! a [`shard`] is one rank's stages with all they own; a [`rank`] walks its program over the shard, exchanging messages
+//! through a [`transport`]; a [`session`] runs all ranks.
 
 pub mod act;
 pub mod cmd;
@@ -17,9 +18,12 @@ pub mod op;
 pub mod ops;
 pub mod optim;
 pub mod pool;
+pub mod rank;
 pub mod rng;
+pub mod session;
 pub mod shard;
 pub mod stage;
 pub mod state;
 pub(crate) mod sync;
 pub mod transport;
+mod worker;

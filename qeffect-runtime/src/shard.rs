@@ -12,7 +12,9 @@ use half::bf16;
 use qeffect_core::code::Code;
 use qeffect_core::dtype::Dtype;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
+use qeffect_core::ledger::Rolls;
 use qeffect_core::recipe::Recipe;
+use qeffect_core::schedule::Update;
 use qeffect_core::token::{Bwd, Fwd, Token};
 
 use crate::act::Act;
@@ -25,7 +27,7 @@ use crate::optim::{Measured, NormPlan, OptimConfig, Verdict};
 use crate::pool::Pool;
 use crate::rng;
 use crate::stage::{Init, ParamKind, Role, Stage, StageSpec};
-use crate::state::{StageState, WorkingBufs};
+use crate::state::{Bank, StageState, WorkingBufs};
 
 /// What a run fixes for all its ranks.
 #[derive(Clone, Debug)]
@@ -432,9 +434,29 @@ impl<S: Stage> Shard<S> {
         self.device.issue(&Cmd::Fill { dst: self.run.flag, value: 1.0 })?;
         for part in &mut self.parts {
             part.state.restore_cells(self.device.as_mut(), self.run.flag)?;
+            part.state.restore_rolls();
             part.log.clear();
         }
         Ok(())
+    }
+
+    /// An evaluation that ended early: everything leased is given up. Nothing else has moved.
+    pub fn abort_evaluation(&mut self) -> Result<()> {
+        self.pool.reset(self.device.as_mut())
+    }
+
+    /// How often one F and one I of a stage roll its cells: what its tokens are held to.
+    pub fn rolls_per_action(&self, stage: StageId) -> Result<(u32, u32)> {
+        let state = &self.part(stage)?.state;
+        let rolls = |role| u32::from(state.update() == Update::Microbatch && state.bank(role).is_some());
+        Ok((rolls(Role::Input), rolls(Role::GradOutput)))
+    }
+
+    /// How often F and I of a stage have rolled its cells since start, counted by the cells themselves.
+    pub fn rolls(&self, stage: StageId) -> Result<Rolls> {
+        let state = &self.part(stage)?.state;
+        let rolls = |role| state.bank(role).map_or(0, Bank::rolls);
+        Ok(Rolls { forward: rolls(Role::Input), backward: rolls(Role::GradOutput) })
     }
 
     /// Good commits so far: `e_W`.

@@ -5,6 +5,8 @@
 //! step's first F, rolls the weight cells and need not touch the bytes again. The factor of the bytes lies beside them,
 //! so moving a scale never changes what a cached weight means.
 
+use std::cell::Cell;
+
 use qeffect_core::dtype::Dtype;
 use qeffect_core::fp8::Fp8 as Format;
 use qeffect_core::scaling::ScaleRule;
@@ -55,6 +57,8 @@ pub struct Bank {
     pub format: Format,
     cells: usize,
     saved: [Buf; 2],
+    /// Rolls by an action since start, and when the step began.
+    rolls: [Cell<u64>; 2],
 }
 
 impl Bank {
@@ -71,7 +75,15 @@ impl Bank {
     /// Rolls every cell that ran.
     pub fn roll(&self, device: &mut dyn Device, unless: Option<Buf>) -> Result<()> {
         let cmd = Cmd::Roll { scales: self.scales, history: self.history, rule: self.rule, unless };
-        Ok(device.issue(&cmd)?)
+        device.issue(&cmd)?;
+        self.rolls[0].set(self.rolls[0].get() + u64::from(unless.is_none()));
+        Ok(())
+    }
+
+    /// How often an action rolled these cells since start: what tokens are compared with. Rolls at commit, and those of
+    /// an aborted step, do not count.
+    pub const fn rolls(&self) -> u64 {
+        self.rolls[0].get()
     }
 
     /// The scale of a cell.
@@ -150,6 +162,7 @@ impl StageState {
                     rule: delayed.rule(format),
                     format,
                     cells,
+                    rolls: Default::default(),
                 });
             }
         }
@@ -176,6 +189,7 @@ impl StageState {
         for bank in self.banks.iter().flatten() {
             device.issue(&Cmd::Copy { src: bank.scales, dst: bank.saved[0] })?;
             device.issue(&Cmd::Copy { src: bank.history, dst: bank.saved[1] })?;
+            bank.rolls[1].set(bank.rolls[0].get());
         }
         Ok(())
     }
@@ -187,6 +201,13 @@ impl StageState {
             device.issue(&Cmd::CopyIf { flag, src: bank.saved[1], dst: bank.history })?;
         }
         Ok(())
+    }
+
+    /// Takes the counts of rolls back to where they were at the start of the step.
+    pub fn restore_rolls(&self) {
+        for bank in self.banks.iter().flatten() {
+            bank.rolls[0].set(bank.rolls[1].get());
+        }
     }
 
     /// Moves the scales where they move once per step, unless `flag` is set.

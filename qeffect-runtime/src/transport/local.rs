@@ -217,6 +217,11 @@ impl<T> Fabric<T> {
         Ok(())
     }
 
+    /// Bytes of every message of an edge; 0 if it does not connect two ranks.
+    pub fn message_bytes(&self, edge: u32) -> usize {
+        lock(&self.state).edge(edge).map_or(0, |edge| edge.spec.bytes)
+    }
+
     /// The most messages that an edge held on its sender's side.
     pub fn peak_held(&self, edge: u32) -> usize {
         lock(&self.state).edge(edge).map_or(0, |edge| edge.peak_held)

@@ -1,0 +1,497 @@
+//! A training session: all ranks of a pipeline as threads of this process.
+//!
+//! A session is bound once, to a checked schedule, the stages of a model and an optimizer. [`Session::step`] then runs
+//! one training step over all ranks, [`Session::evaluate`] one forward-only pass that leaves no trace. A step that fails
+//! has changed nothing, unless it failed inside a commit: then the session refuses to go on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use qeffect_core::bind::{Bound, Gradients, RunFacts, bind};
+use qeffect_core::code::Code;
+use qeffect_core::execute::Mode;
+use qeffect_core::ids::{Rank, Stage as StageId};
+use qeffect_core::ledger::Verdict;
+use qeffect_core::plan::{Checked, Direction, Edge, Op, Peaks};
+use qeffect_core::recipe::Recipe;
+use qeffect_core::version::WeightVersion;
+
+use crate::cpu::CpuDevice;
+use crate::data::Windows;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::optim::{NormPlan, OptimConfig};
+use crate::rank::{Pass, RankReport, RankState, Route, message_shape, no_recompute};
+use crate::shard::{Named, Shard, ShardConfig};
+use crate::stage::Stage;
+use crate::transport::local::{EdgeSpec, Fabric};
+use crate::worker::Worker;
+
+/// What a session fixes beside schedule and model.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SessionConfig {
+    /// The optimizer.
+    pub optim: OptimConfig,
+    /// Tokens of a microbatch.
+    pub tokens: usize,
+    /// Names the first weights.
+    pub seed: u64,
+    /// Accept a schedule whose order of microbatches gives other numbers than the ascending one.
+    pub allow_order_dependent: bool,
+}
+
+/// A running pipeline.
+pub struct Session<S: Stage> {
+    workers: Vec<Worker<RankState<S>>>,
+    route: Arc<Route>,
+    recipe: Recipe,
+    config: SessionConfig,
+    commits: u64,
+    broken: Option<String>,
+}
+
+/// A forward-only schedule that is bound to a session.
+#[derive(Clone)]
+pub struct Evaluation {
+    route: Arc<Route>,
+}
+
+/// One training step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StepReport {
+    /// Attempt number of the step, from 0.
+    pub step: u64,
+    /// Good commits so far.
+    pub epoch: u64,
+    /// Mean loss over the step's tokens.
+    pub loss: f64,
+    /// Loss of each microbatch.
+    pub losses: Vec<f64>,
+    /// Norm of the whole gradient, before clipping.
+    pub grad_norm: f64,
+    /// The learning rate.
+    pub learning_rate: f32,
+    /// Tokens of the step.
+    pub tokens: usize,
+    /// Whether a value was not finite, and the step therefore changed nothing.
+    pub skipped: bool,
+    /// How long the step took.
+    pub wall: Duration,
+    /// Per rank, time in its actions, without waiting.
+    pub busy: Vec<Duration>,
+    /// Per rank, most that was live at once.
+    pub peaks: Vec<Peaks>,
+    /// Per rank, most bytes of activations, tapes and works since start.
+    pub bytes: Vec<usize>,
+}
+
+impl StepReport {
+    /// Share of the ranks' time that was spent waiting.
+    pub fn bubble(&self) -> f64 {
+        let whole = self.wall.as_secs_f64() * self.busy.len() as f64;
+        let busy: f64 = self.busy.iter().map(Duration::as_secs_f64).sum();
+        if whole > 0.0 { (1.0 - busy / whole).max(0.0) } else { 0.0 }
+    }
+}
+
+/// Everything of a session that outlives a step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Snapshot {
+    /// Masters, gradients, moments, caches, scales and histories, by the names of their layers.
+    pub values: BTreeMap<String, Named>,
+    /// Epochs of weights and caches, by stage.
+    pub versions: Vec<WeightVersion>,
+}
+
+impl<S> Session<S>
+where
+    S: Stage + Send + 'static,
+    S::Tape: Send,
+    S::Work: Send,
+{
+    /// Binds everything, on cpu.
+    ///
+    /// # Errors
+    ///
+    /// QE09xx if schedule, model and recipe do not fit; a device that fails.
+    pub fn new(checked: Checked, stages: Vec<S>, config: SessionConfig) -> Result<Session<S>> {
+        Session::with_devices(checked, stages, config, |_| Ok(Box::new(CpuDevice::new())))
+    }
+
+    /// Binds everything, on a device per rank.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::new`].
+    pub fn with_devices(
+        checked: Checked,
+        stages: Vec<S>,
+        config: SessionConfig,
+        mut device: impl FnMut(Rank) -> Result<Box<dyn Device>>,
+    ) -> Result<Session<S>> {
+        let recipe = common_recipe(&stages)?;
+        let facts = RunFacts {
+            update: recipe.update(),
+            stages: stages.len() as u32,
+            microbatches: checked.schedule.microbatches,
+            gradients: Gradients::Copied,
+            allow_order_dependent: config.allow_order_dependent,
+        };
+        if let Some(node) = checked.plan.nodes.iter().find(|node| node.op == Op::Recompute) {
+            return Err(no_recompute(node.stage, node.microbatch));
+        }
+        let bound = bind(checked, facts)?;
+        let schedule = &bound.checked().schedule;
+        let fabric = fabric(&bound, &stages)?;
+        let params = stages.iter().flat_map(|stage| stage.spec().params.iter());
+        let shard_config = ShardConfig {
+            microbatches: schedule.microbatches,
+            data_parallel: 1,
+            tokens: config.tokens,
+            ranks: schedule.ranks,
+            optim: config.optim,
+            norm: NormPlan::new(params.map(|param| (param.path.as_str(), param.elements())))?,
+        };
+        let mut parts: Vec<Vec<(StageId, S)>> = (0..schedule.ranks).map(|_| Vec::new()).collect();
+        for (id, stage) in stages.into_iter().enumerate() {
+            parts[schedule.placement[id].index()].push((StageId(id as u32), stage));
+        }
+        let route = Arc::new(Route { bound, fabric });
+        let mut workers = Vec::with_capacity(parts.len());
+        for (rank, stages) in parts.into_iter().enumerate() {
+            let rank = Rank(rank as u32);
+            let mut shard = Shard::new(device(rank)?, stages, shard_config.clone())?;
+            shard.init(config.seed)?;
+            shard.prologue()?;
+            workers.push(Worker::new(format!("rank {rank}"), RankState::new(rank, shard, &route.bound)?)?);
+        }
+        Ok(Session { workers, route, recipe, config, commits: 0, broken: None })
+    }
+
+    /// The schedule.
+    pub fn schedule(&self) -> &Checked {
+        self.route.bound.checked()
+    }
+
+    /// The recipe.
+    pub const fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
+    /// Good commits so far.
+    pub const fn commits(&self) -> u64 {
+        self.commits
+    }
+
+    /// Runs one training step on a batch: one [`Windows`] per microbatch.
+    ///
+    /// # Errors
+    ///
+    /// The first error of any rank. Nothing has changed then but the step counter.
+    pub fn step(&mut self, batch: impl Into<Arc<[Windows]>>) -> Result<StepReport> {
+        let batch = batch.into();
+        let facts = self.route.bound.facts();
+        self.check_batch(&batch, facts.microbatches)?;
+        let learning_rate = self.config.optim.learning_rate(self.commits);
+        if self.commits >= self.config.optim.steps {
+            return Err(Error::Config(format!("the run has {} steps, and they are done", self.config.optim.steps)));
+        }
+        let (reports, wall) = self.run(&self.route.clone(), Mode::Train, batch, false)?;
+        let first = reports.first().ok_or_else(|| Error::Config("no rank".into()))?;
+        let losses: Vec<f64> = reports.iter().flat_map(|report| report.losses.iter().copied()).collect();
+        self.commits = first.outcome.epoch;
+        Ok(StepReport {
+            step: first.outcome.step,
+            epoch: first.outcome.epoch,
+            loss: mean(&losses),
+            grad_norm: first.norm,
+            learning_rate,
+            tokens: losses.len() * self.config.tokens,
+            skipped: first.outcome.verdict == Some(Verdict::Skip),
+            wall,
+            busy: reports.iter().map(|report| report.busy).collect(),
+            peaks: reports.iter().map(|report| report.outcome.peaks).collect(),
+            bytes: reports.iter().map(|report| report.bytes).collect(),
+            losses,
+        })
+    }
+
+    /// Binds a forward-only schedule to this session.
+    ///
+    /// # Errors
+    ///
+    /// QE09xx if it places stages elsewhere, or has more microbatches than a training step.
+    pub fn evaluation(&self, checked: Checked) -> Result<Evaluation> {
+        let bound = self.route.bound.evaluation(checked)?;
+        let (most, found) = (self.route.bound.facts().microbatches, bound.facts().microbatches);
+        if found > most {
+            let name = &bound.checked().schedule.name;
+            let message = format!("`{name}` evaluates {found} microbatches, a training step has {most}");
+            return Err(Error::Contract { code: Code::BatchMismatch, message });
+        }
+        let template = &self.route.fabric;
+        let edges = bound.checked().plan.edges.iter().enumerate().map(|(at, edge)| {
+            // Forward edges have the same index in both plans, and carry the same tensors.
+            crosses(edge).then(|| edge_spec(edge, template.message_bytes(at as u32)))
+        });
+        let fabric = Fabric::new(bound.checked().schedule.ranks, edges);
+        Ok(Evaluation { route: Arc::new(Route { bound, fabric }) })
+    }
+
+    /// The loss of each microbatch. Moves nothing.
+    ///
+    /// # Errors
+    ///
+    /// The first error of any rank.
+    pub fn evaluate(&mut self, evaluation: &Evaluation, batch: impl Into<Arc<[Windows]>>) -> Result<Vec<f64>> {
+        let reports = self.forward(evaluation, batch.into(), false)?;
+        Ok(reports.into_iter().flat_map(|report| report.losses).collect())
+    }
+
+    /// The logits of each microbatch, `[tokens, vocabulary]`. Moves nothing; targets are not read.
+    ///
+    /// # Errors
+    ///
+    /// The first error of any rank.
+    pub fn logits(&mut self, evaluation: &Evaluation, batch: impl Into<Arc<[Windows]>>) -> Result<Vec<Vec<f64>>> {
+        let reports = self.forward(evaluation, batch.into(), true)?;
+        Ok(reports.into_iter().flat_map(|report| report.logits).collect())
+    }
+
+    fn forward(&mut self, evaluation: &Evaluation, batch: Arc<[Windows]>, logits: bool) -> Result<Vec<RankReport>> {
+        let microbatches = evaluation.route.bound.facts().microbatches;
+        self.check_batch(&batch, microbatches)?;
+        let (reports, _) = self.run(&evaluation.route, Mode::Evaluate { microbatches }, batch, logits)?;
+        Ok(reports)
+    }
+
+    /// Everything that outlives a step.
+    ///
+    /// # Errors
+    ///
+    /// QE0306 if a rank is at work; a device that fails; ranks that disagree about what they share.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        let parts = self.on_all(|state| {
+            state.quiescent()?;
+            Ok((state.shard.export()?, state.versions()))
+        })?;
+        let mut values = BTreeMap::new();
+        let mut versions = BTreeMap::new();
+        for (named, stages) in parts {
+            for (name, value) in named {
+                if values.get(&name).is_some_and(|other| *other != value) {
+                    return Err(Error::Broken(format!("ranks disagree about `{name}`")));
+                }
+                values.insert(name, value);
+            }
+            versions.extend(stages);
+        }
+        Ok(Snapshot { values, versions: versions.into_values().collect() })
+    }
+
+    /// Gives parameters their values, by path.
+    ///
+    /// # Errors
+    ///
+    /// A path that no rank has, or a wrong number of values.
+    pub fn set_params(&mut self, params: BTreeMap<String, Vec<f64>>) -> Result<()> {
+        let wanted = Arc::new(params);
+        let given = {
+            let wanted = wanted.clone();
+            self.on_all(move |state| {
+                state.quiescent()?;
+                let mut given = Vec::new();
+                let held: Vec<(String, usize)> = state
+                    .shard
+                    .stages()
+                    .flat_map(|(_, stage)| stage.spec().params.iter().map(|p| (p.path.clone(), p.elements())))
+                    .collect();
+                for (path, elements) in held {
+                    let Some(values) = wanted.get(&path) else { continue };
+                    if values.len() != elements {
+                        let found = values.len();
+                        return Err(Error::Config(format!("`{path}` has {elements} values, {found} were given")));
+                    }
+                    state.shard.set_param(&path, values)?;
+                    given.push(path);
+                }
+                state.refill()?;
+                Ok(given)
+            })?
+        };
+        let given: std::collections::BTreeSet<String> = given.into_iter().flatten().collect();
+        match wanted.keys().find(|path| !given.contains(*path)) {
+            Some(path) => Err(Error::Config(format!("the model has no parameter `{path}`"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The values of a parameter.
+    ///
+    /// # Errors
+    ///
+    /// A path that no rank has.
+    pub fn param(&self, path: &str) -> Result<Vec<f64>> {
+        self.find(path, |shard, path| shard.param(path))
+    }
+
+    /// The gradient of a parameter in the last step: the mean over the step, not clipped.
+    ///
+    /// # Errors
+    ///
+    /// A path that no rank has.
+    pub fn gradient(&self, path: &str) -> Result<Vec<f64>> {
+        self.find(path, |shard, path| shard.gradient(path))
+    }
+
+    fn find(&self, path: &str, read: fn(&mut Shard<S>, &str) -> Result<Vec<f64>>) -> Result<Vec<f64>> {
+        let wanted = path.to_owned();
+        let found = self.on_all(move |state| {
+            let mut stages = state.shard.stages();
+            let held = stages.any(|(_, stage)| stage.spec().params.iter().any(|param| param.path == wanted));
+            drop(stages);
+            if held { read(&mut state.shard, &wanted).map(Some) } else { Ok(None) }
+        })?;
+        let unknown = || Error::Config(format!("the model has no parameter `{path}`"));
+        found.into_iter().flatten().next().ok_or_else(unknown)
+    }
+
+    fn check_batch(&self, batch: &[Windows], microbatches: u32) -> Result<()> {
+        let mismatch = |message| Err(Error::Contract { code: Code::BatchMismatch, message });
+        if batch.len() != microbatches as usize {
+            return mismatch(format!("{} microbatches for a schedule of {microbatches}", batch.len()));
+        }
+        let tokens = self.config.tokens;
+        match batch.iter().position(|windows| windows.tokens.len() != tokens || windows.targets.len() != tokens) {
+            Some(m) => mismatch(format!(
+                "microbatch {m} has {} tokens and {} targets, not {tokens}",
+                batch[m].tokens.len(),
+                batch[m].targets.len()
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs one pass on all ranks.
+    fn run(
+        &mut self,
+        route: &Arc<Route>,
+        mode: Mode,
+        batch: Arc<[Windows]>,
+        logits: bool,
+    ) -> Result<(Vec<RankReport>, Duration)> {
+        if let Some(reason) = &self.broken {
+            return Err(Error::Broken(reason.clone()));
+        }
+        route.fabric.reset();
+        let start = Instant::now();
+        let replies: Vec<_> = self
+            .workers
+            .iter()
+            .map(|worker| {
+                let (route, batch) = (route.clone(), batch.clone());
+                worker.call(move |state| state.run(&Pass { route: &route, mode, batch: &batch, logits }))
+            })
+            .collect();
+        let results: Vec<Result<RankReport>> = replies.into_iter().map(|reply| reply.wait()).collect();
+        let wall = start.elapsed();
+        let committed = |result: &Result<RankReport>| {
+            result.as_ref().is_ok_and(|report| report.outcome.verdict == Some(Verdict::Good))
+        };
+        let failed = results.iter().any(Result::is_err);
+        if failed && results.iter().any(committed) {
+            self.broken = Some("some ranks have committed a step that failed on others".into());
+        }
+        if let Some(Err(error)) = results.iter().find(|result| matches!(result, Err(Error::Panic(_)))) {
+            self.broken = Some(error.to_string());
+        }
+        let reports = settle(results)?;
+        route.fabric.drained()?;
+        Ok((reports, wall))
+    }
+
+    /// Has every rank do something, and waits for all.
+    fn on_all<R: Send + 'static>(
+        &self,
+        job: impl Fn(&mut RankState<S>) -> Result<R> + Clone + Send + 'static,
+    ) -> Result<Vec<R>> {
+        if let Some(reason) = &self.broken {
+            return Err(Error::Broken(reason.clone()));
+        }
+        let replies: Vec<_> = self
+            .workers
+            .iter()
+            .map(|worker| {
+                let job = job.clone();
+                worker.call(move |state| job(state))
+            })
+            .collect();
+        settle(replies.into_iter().map(|reply| reply.wait()).collect())
+    }
+}
+
+/// All results, or the error that is the cause of the others.
+fn settle<R>(results: Vec<Result<R>>) -> Result<Vec<R>> {
+    let mut values = Vec::with_capacity(results.len());
+    let mut worst: Option<(Rank, Error)> = None;
+    for (rank, result) in results.into_iter().enumerate() {
+        match result {
+            Ok(value) => values.push(value),
+            Err(error) if worst.as_ref().is_none_or(|(_, worst)| worst.is_echo() && !error.is_echo()) => {
+                worst = Some((Rank(rank as u32), error));
+            }
+            Err(_) => {}
+        }
+    }
+    match worst {
+        None => Ok(values),
+        Some((rank, error)) => Err(Error::Rank { rank, source: Box::new(error) }),
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn common_recipe<S: Stage>(stages: &[S]) -> Result<Recipe> {
+    let recipe = stages.first().map(|stage| stage.spec().recipe);
+    let recipe = recipe.ok_or_else(|| Error::Config("the model has no stage".into()))?;
+    match stages.iter().position(|stage| stage.spec().recipe != recipe) {
+        None => Ok(recipe),
+        Some(stage) => Err(Error::Config(format!("stage {stage} has another recipe than stage 0"))),
+    }
+}
+
+fn crosses(edge: &Edge) -> bool {
+    edge.from_rank != edge.to_rank
+}
+
+const fn edge_spec(edge: &Edge, bytes: usize) -> EdgeSpec {
+    EdgeSpec { from: edge.from_rank, to: edge.to_rank, buffers: edge.buffers, bytes }
+}
+
+/// What connects the ranks: both ends of every edge must mean the same tensor.
+fn fabric<S: Stage, T>(bound: &Bound, stages: &[S]) -> Result<Fabric<T>> {
+    let plan = &bound.checked().plan;
+    let mut edges = Vec::with_capacity(plan.edges.len());
+    for edge in plan.edges.iter() {
+        let other = match edge.direction {
+            Direction::Forward => Direction::Backward,
+            Direction::Backward => Direction::Forward,
+        };
+        // What comes in at one end goes out at the other: Y is what dY has the shape of.
+        let taken = message_shape(&stages[edge.to.index()], edge.direction);
+        let made = message_shape(&stages[edge.from.index()], other);
+        match (taken, made) {
+            (Some((dtype, [rows, cols])), Some(made)) if made == (dtype, [rows, cols]) => {
+                edges.push(crosses(edge).then(|| edge_spec(edge, rows * cols * dtype.size())));
+            }
+            _ => {
+                let message = format!("stages {} and {} do not exchange the same tensor", edge.from, edge.to);
+                return Err(Error::Contract { code: Code::StageMismatch, message });
+            }
+        }
+    }
+    Ok(Fabric::new(bound.checked().schedule.ranks, edges))
+}
