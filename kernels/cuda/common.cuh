@@ -53,7 +53,34 @@ struct E5M2 {
 // ---- eight neighbours at once ----
 
 // `count` of eight values from `p` on, the others zero. `wide`: p is aligned to 16 bytes and all eight are there.
+// The memory must not be written while the kernel runs: such loads may overtake stores.
 __device__ __forceinline__ void load8(const u16* p, int count, bool wide, float (&v)[8]) {
+    if (wide) {
+        const uint4 raw = __ldg(reinterpret_cast<const uint4*>(p));
+        const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[2 * i] = __uint_as_float(words[i] << 16);
+            v[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = i < count ? from_bf16(__ldg(p + i)) : 0.0f;
+    }
+}
+
+__device__ __forceinline__ void load8(const float* p, int count, bool wide, float (&v)[8]) {
+    if (wide) {
+        const float4 a = __ldg(reinterpret_cast<const float4*>(p)), b = __ldg(reinterpret_cast<const float4*>(p) + 1);
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = i < count ? __ldg(p + i) : 0.0f;
+    }
+}
+
+// As `load8`, of memory that this thread also writes.
+__device__ __forceinline__ void load8_own(const u16* p, int count, bool wide, float (&v)[8]) {
     if (wide) {
         const uint4 raw = *reinterpret_cast<const uint4*>(p);
         const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -68,7 +95,7 @@ __device__ __forceinline__ void load8(const u16* p, int count, bool wide, float 
     }
 }
 
-__device__ __forceinline__ void load8(const float* p, int count, bool wide, float (&v)[8]) {
+__device__ __forceinline__ void load8_own(const float* p, int count, bool wide, float (&v)[8]) {
     if (wide) {
         const float4 a = reinterpret_cast<const float4*>(p)[0], b = reinterpret_cast<const float4*>(p)[1];
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;

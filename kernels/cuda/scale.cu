@@ -5,10 +5,12 @@
 // at most the largest finite number); an amax that is zero, infinite or NaN leaves the scale.
 #include "common.cuh"
 
-// One block of whole warps per cell. `reduced`, where given, replaces the staged amax where it is not zero.
+// One block of whole warps per cell. `reduced`, where given, replaces the staged amax where it is not zero. If the flag
+// `unless` is given and raised, nothing is done.
 KERNEL(roll_scales, 256)
-(float* scale, float* history, const float* reduced, float target, int most_recent, int cells, int length) {
+(float* scale, float* history, const float* reduced, const u32* unless, float target, int most_recent, int cells, int length) {
     __shared__ float shared[8];
+    if (unless && *unless) return;
     const int cell = blockIdx.x;
     float newest = history[cell];
     if (reduced && reduced[cell] != 0.0f) newest = reduced[cell];

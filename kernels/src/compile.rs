@@ -10,15 +10,8 @@ use crate::source::{HEADERS, Source};
 
 /// Products are not contracted with sums; subnormal numbers, roots and quotients are exact. Stated although most of it is
 /// the default, for the bits depend on it.
-pub const OPTIONS: &[&str] = &[
-    "--std=c++17",
-    "--fmad=false",
-    "--ftz=false",
-    "--prec-div=true",
-    "--prec-sqrt=true",
-    "--restrict",
-    "-default-device",
-];
+pub const OPTIONS: &[&str] =
+    &["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "-default-device"];
 
 /// Compiles and caches.
 #[derive(Debug, Default)]

@@ -85,6 +85,26 @@ pub enum Error {
         /// The driver's error.
         source: cudarc::driver::DriverError,
     },
+    /// A launch that does not fit its kernel: a bug.
+    #[error("{kernel}: {found}")]
+    Argument {
+        /// The kernel.
+        kernel: &'static str,
+        /// What does not fit.
+        found: String,
+    },
+    /// A buffer at an address that the kernel cannot read in whole groups.
+    #[error("{kernel}: `{operand}` lies at {address:#x}, which is no multiple of {alignment}")]
+    Alignment {
+        /// The kernel.
+        kernel: &'static str,
+        /// The operand, by the name of its parameter.
+        operand: &'static str,
+        /// Its address.
+        address: u64,
+        /// The alignment that it needs.
+        alignment: usize,
+    },
     /// A buffer does not fit the shape.
     #[error("{kernel}: `{operand}` has {found} elements, the shape needs {expected}")]
     Length {

@@ -11,9 +11,14 @@ pub mod arch;
 pub mod cache;
 pub mod compile;
 pub mod error;
+pub mod launch;
+pub mod memory;
+pub mod module;
 pub mod nvrtc;
 pub mod probe;
 pub mod source;
 
 pub use arch::Arch;
 pub use error::{Error, Result};
+pub use memory::{Buffer, Span};
+pub use module::Kernels;

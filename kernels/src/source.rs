@@ -37,6 +37,18 @@ sources! {
     }
     /// Delayed scaling.
     SCALE = "scale.cu" { roll_scales }
+    /// Layer norm.
+    NORM = "norm.cu" { layer_norm_forward, layer_norm_backward, layer_norm_gradients }
+    /// Sums and conversions.
+    ELEMENTWISE = "elementwise.cu" { add_bf16, convert_f32_bf16, sum_slots, accumulate_f32 }
+    /// Embeddings.
+    EMBEDDING = "embedding.cu" { embedding_forward, token_gradient, position_gradient }
+    /// Cross-entropy.
+    LOSS = "loss.cu" { loss_rows, loss_mean }
+    /// Norm of the gradients, clipping, AdamW.
+    OPTIMIZER = "optimizer.cu" { sum_squares, settle, adamw_e4m3, adamw }
+    /// Counters, state after a bad step, tags.
+    STEP = "step.cu" { copy_if, advance, write_tag, check_tag }
 }
 
 #[cfg(test)]

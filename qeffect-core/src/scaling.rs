@@ -53,6 +53,16 @@ impl ScaleRule {
         ScaleRule { target: format.max() * power_of_two(-margin), algo }
     }
 
+    /// What amax is mapped to: the largest value of the format times 2^-margin.
+    pub const fn target(&self) -> f32 {
+        self.target
+    }
+
+    /// Which amax of the window counts.
+    pub const fn algo(&self) -> AmaxAlgo {
+        self.algo
+    }
+
     /// The scale for `amax`, or `old` where `amax` says nothing (zero, infinite, NaN).
     ///
     /// One division; a quotient too large for an f32 becomes the largest finite one, so that a

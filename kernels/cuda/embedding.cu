@@ -1,0 +1,74 @@
+// Token and position embeddings, and their gradients without atomics.
+//
+// `order` holds the rows of a microbatch sorted by token, then ascending; the host makes it with the batch.
+#include "common.cuh"
+
+// y[t] = table[ids[t]] + positions[t mod length], rounded once. A block has a row. An id beyond the vocabulary raises the
+// flag and reads nothing.
+KERNEL(embedding_forward, 128)
+(const u32* ids, const float* table, const float* positions, u16* y, u32* flag, int vocabulary, int length, int hidden) {
+    const int row = blockIdx.x;
+    const u32 id = ids[row];
+    if (id >= (u32)vocabulary) {
+        if (threadIdx.x == 0) atomicOr(flag, 1u);
+        return;
+    }
+    const bool aligned = (hidden & 7) == 0;
+    for (int at = threadIdx.x * 8; at < hidden; at += blockDim.x * 8) {
+        const int count = min(hidden - at, 8);
+        float token[8], position[8];
+        load8(table + (i64)id * hidden + at, count, aligned, token);
+        load8(positions + (i64)(row % length) * hidden + at, count, aligned, position);
+#pragma unroll
+        for (int i = 0; i < 8; i++) token[i] += position[i];
+        store8(y + (i64)row * hidden + at, count, aligned, token);
+    }
+}
+
+// For each token that occurs: out[token] = Σ dy[row] over its rows ascending. With `accumulate`, that sum is added to what
+// `out` holds; rows of other tokens are left alone. A block has one entry of `order`, and works if a token begins there.
+KERNEL(token_gradient, 128)
+(const u32* ids, const u32* order, const u16* dy, float* out, int accumulate, int rows, int vocabulary, int hidden) {
+    const int begin = blockIdx.x;
+    const u32 token = ids[order[begin]];
+    if (token >= (u32)vocabulary) return;
+    if (begin > 0 && ids[order[begin - 1]] == token) return;
+    int end = begin + 1;
+    while (end < rows && ids[order[end]] == token) end++;
+    const bool aligned = (hidden & 7) == 0;
+    for (int at = threadIdx.x * 8; at < hidden; at += blockDim.x * 8) {
+        const int count = min(hidden - at, 8);
+        float sum[8] = {};
+        for (int i = begin; i < end; i++) {
+            float v[8];
+            load8(dy + (i64)order[i] * hidden + at, count, aligned, v);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum[j] += v[j];
+        }
+        float* to = out + (i64)token * hidden + at;
+        if (accumulate) {
+            float before[8];
+            load8_own(to, count, aligned, before);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum[j] = before[j] + sum[j];
+        }
+        store8(to, count, aligned, sum);
+    }
+}
+
+// out[p] = Σ dy[p + s · length] over sequences s ascending. A block has a position.
+KERNEL(position_gradient, 128)(const u16* dy, float* out, int sequences, int length, int hidden) {
+    const int position = blockIdx.x;
+    const bool aligned = (hidden & 7) == 0;
+    for (int at = threadIdx.x * 8; at < hidden; at += blockDim.x * 8) {
+        const int count = min(hidden - at, 8);
+        float sum[8] = {};
+        for (int sequence = 0; sequence < sequences; sequence++) {
+            float v[8];
+            load8(dy + ((i64)sequence * length + position) * hidden + at, count, aligned, v);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum[j] += v[j];
+        }
+        store8(out + (i64)position * hidden + at, count, aligned, sum);
+    }
+}

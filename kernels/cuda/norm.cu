@@ -1,0 +1,193 @@
+// Layer norm over rows. Statistics in fp32; variance 1e-5 is added to.
+//
+// Sums over a row: each thread adds its elements ascending, a warp folds as a tree, warps ascending. Gradients of gain and
+// bias: 32 threads of a column add every 32nd row ascending, and are folded as a tree.
+#include "common.cuh"
+
+constexpr int ROW_THREADS = 256;
+// Groups of eight elements that a thread keeps in registers; longer rows are read again.
+constexpr int KEPT = 4;
+constexpr float EPSILON = 1e-5f;
+
+// Calls f(group of eight, its values) for every group of this thread: from registers, beyond them by `reload`.
+template <class Reload, class F>
+__device__ __forceinline__ void for_groups(float (&kept)[KEPT][8], int groups, const Reload& reload, const F& f) {
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        const int group = threadIdx.x + k * ROW_THREADS;
+        if (group < groups) f(group, kept[k]);
+    }
+    for (int group = threadIdx.x + KEPT * ROW_THREADS; group < groups; group += ROW_THREADS) {
+        float v[8];
+        reload(group, v);
+        f(group, v);
+    }
+}
+
+// mean and rstd of each row of x, or of x + residual, which is rounded to bf16 and kept in `total`. With `y`, also
+// y = (x - mean) · rstd · gamma + beta.
+KERNEL(layer_norm_forward, ROW_THREADS)
+(const u16* x, const u16* residual, u16* total, const float* gamma, const float* beta, u16* y, float* mean, float* rstd,
+ int columns) {
+    __shared__ float first[8], second[8];
+    const int row = blockIdx.x, groups = (columns + 7) / 8;
+    const i64 base = (i64)row * columns;
+    const bool aligned = (columns & 7) == 0;
+    const u16* source = residual ? total + base : x + base;
+    auto size = [&](int group) { return min(columns - group * 8, 8); };
+    // What this thread wrote to `total` it may read again: the same thread, the same addresses.
+    auto reload = [&](int group, float(&v)[8]) { load8_own(source + group * 8, size(group), aligned, v); };
+
+    float kept[KEPT][8];
+    float sum = 0.0f;
+    auto take = [&](int group, float(&v)[8]) {
+        load8(x + base + group * 8, size(group), aligned, v);
+        if (residual) {
+            float other[8];
+            load8(residual + base + group * 8, size(group), aligned, other);
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = round_bf16(v[i] + other[i]);
+            store8(total + base + group * 8, size(group), aligned, v);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += v[i];
+    };
+    for_groups(kept, groups, [](int, float(&)[8]) {}, take);
+    const float per_row = 1.0f / (float)columns;
+    const float center = block_sum(sum, first) * per_row;
+
+    float squares = 0.0f;
+    for_groups(kept, groups, reload, [&](int group, float(&v)[8]) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) squares += i < size(group) ? (v[i] - center) * (v[i] - center) : 0.0f;
+    });
+    const float variance = block_sum(squares, second) * per_row;
+    const float factor = 1.0f / sqrtf(variance + EPSILON);
+    if (threadIdx.x == 0) {
+        mean[row] = center;
+        rstd[row] = factor;
+    }
+    if (!y) return;
+    for_groups(kept, groups, reload, [&](int group, float(&v)[8]) {
+        float g[8], b[8];
+        load8(gamma + group * 8, size(group), aligned, g);
+        load8(beta + group * 8, size(group), aligned, b);
+#pragma unroll
+        for (int i = 0; i < 8; i++) g[i] = (v[i] - center) * factor * g[i] + b[i];
+        store8(y + base + group * 8, size(group), aligned, g);
+    });
+}
+
+// dx = rstd · (g - Σg/n - normal · Σ(g · normal)/n) with g = dy · gamma and normal = (x - mean) · rstd. With `residual`, the
+// gradient that bypasses the norm is added to the rounded dx, and the sum rounded.
+KERNEL(layer_norm_backward, ROW_THREADS)
+(const u16* x, const u16* dy, const float* gamma, const float* mean, const float* rstd, const u16* residual, u16* dx,
+ int columns) {
+    __shared__ float first[8], second[8];
+    const int row = blockIdx.x, groups = (columns + 7) / 8;
+    const i64 base = (i64)row * columns;
+    const bool aligned = (columns & 7) == 0;
+    const float center = mean[row], factor = rstd[row];
+    auto size = [&](int group) { return min(columns - group * 8, 8); };
+
+    float scaled[KEPT][8], normal[KEPT][8];
+    float shift_sum = 0.0f, slope_sum = 0.0f;
+    auto take = [&](int group, float(&g)[8], float(&n)[8]) {
+        float gain[8];
+        load8(dy + base + group * 8, size(group), aligned, g);
+        load8(x + base + group * 8, size(group), aligned, n);
+        load8(gamma + group * 8, size(group), aligned, gain);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            g[i] = g[i] * gain[i];
+            n[i] = (n[i] - center) * factor;
+        }
+    };
+    auto add = [&](float(&g)[8], float(&n)[8]) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            shift_sum += g[i];
+            slope_sum += g[i] * n[i]; // beyond the row g is zero
+        }
+    };
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        const int group = threadIdx.x + k * ROW_THREADS;
+        if (group < groups) {
+            take(group, scaled[k], normal[k]);
+            add(scaled[k], normal[k]);
+        }
+    }
+    for (int group = threadIdx.x + KEPT * ROW_THREADS; group < groups; group += ROW_THREADS) {
+        float g[8], n[8];
+        take(group, g, n);
+        add(g, n);
+    }
+    const float per_row = 1.0f / (float)columns;
+    const float shift = block_sum(shift_sum, first) * per_row, slope = block_sum(slope_sum, second) * per_row;
+
+    auto finish = [&](int group, float(&g)[8], float(&n)[8]) {
+        float out[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) out[i] = factor * (g[i] - shift - n[i] * slope);
+        if (residual) {
+            float other[8];
+            load8(residual + base + group * 8, size(group), aligned, other);
+#pragma unroll
+            for (int i = 0; i < 8; i++) out[i] = round_bf16(out[i]) + other[i];
+        }
+        store8(dx + base + group * 8, size(group), aligned, out);
+    };
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        const int group = threadIdx.x + k * ROW_THREADS;
+        if (group < groups) finish(group, scaled[k], normal[k]);
+    }
+    for (int group = threadIdx.x + KEPT * ROW_THREADS; group < groups; group += ROW_THREADS) {
+        float g[8], n[8];
+        take(group, g, n);
+        finish(group, g, n);
+    }
+}
+
+// Gradients of gain and bias: dgamma[j] = Σ dy[i, j] · normal[i, j], dbeta[j] = Σ dy[i, j]. A block has 64 columns.
+KERNEL(layer_norm_gradients, 256)
+(const u16* x, const u16* dy, const float* mean, const float* rstd, float* dgamma, float* dbeta, int rows, int columns) {
+    __shared__ float sums[2][32][64 + 1];
+    const int lane = threadIdx.x >> 3, column = blockIdx.x * 64 + (threadIdx.x & 7) * 8;
+    const int count = min(max(columns - column, 0), 8);
+    const bool wide = (columns & 7) == 0 && count == 8;
+    float gain[8] = {}, bias[8] = {};
+    if (count > 0) {
+#pragma unroll 4
+        for (int row = lane; row < rows; row += 32) {
+            float g[8], n[8];
+            load8(dy + (i64)row * columns + column, count, wide, g);
+            load8(x + (i64)row * columns + column, count, wide, n);
+            const float center = mean[row], factor = rstd[row];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                gain[i] += g[i] * ((n[i] - center) * factor);
+                bias[i] += g[i];
+            }
+        }
+    }
+    const int at = (threadIdx.x & 7) * 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        sums[0][lane][at + i] = gain[i];
+        sums[1][lane][at + i] = bias[i];
+    }
+    for (int width = 16; width > 0; width >>= 1) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < 2 * 64 * width; i += 256) {
+            const int which = i / (64 * width), line = i / 64 % width, j = i % 64;
+            sums[which][line][j] += sums[which][line + width][j];
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        const int j = threadIdx.x & 63, to = blockIdx.x * 64 + j;
+        if (to < columns) (threadIdx.x < 64 ? dgamma : dbeta)[to] = sums[threadIdx.x >> 6][0][j];
+    }
+}

@@ -1,0 +1,150 @@
+// The commit: norm of the gradients, clipping, and AdamW, which also makes the FP8 weight in both layouts.
+//
+// Nothing here is written while the step's flag is raised.
+#include "tile.cuh"
+
+constexpr int NORM_PIECE = 4096;
+
+// Sixteen lanes of a fixed order: element i goes to lane i mod 16, lanes are folded 0 with 8 .. 7 with 15, then by 4, 2, 1.
+// A warp sums two sequences at once, one per half.
+__device__ __forceinline__ float fold_lanes(float x) {
+#pragma unroll
+    for (int width = 8; width > 0; width >>= 1) x += __shfl_down_sync(EVERY_LANE, x, width, 16);
+    return x;
+}
+
+// partials[piece] = Σ (gradient · factor)² over pieces of 4,096 elements, in sixteen lanes.
+KERNEL(sum_squares, 256)(const float* gradient, float factor, float* partials, i64 length) {
+    const i64 piece = ((i64)blockIdx.x * blockDim.x + threadIdx.x) >> 4;
+    const int lane = threadIdx.x & 15;
+    const i64 base = piece * NORM_PIECE;
+    const int count = (int)min(max(length - base, (i64)0), (i64)NORM_PIECE);
+    float sum = 0.0f;
+    int i = lane;
+    for (; i + 15 * 16 < count; i += 16 * 16) {
+        float x[16];
+#pragma unroll
+        for (int k = 0; k < 16; k++) x[k] = gradient[base + i + k * 16] * factor;
+#pragma unroll
+        for (int k = 0; k < 16; k++) sum += x[k] * x[k];
+    }
+    for (; i < count; i += 16) {
+        const float x = gradient[base + i] * factor;
+        sum += x * x;
+    }
+    sum = fold_lanes(sum);
+    if (lane == 0 && count > 0) partials[piece] = sum;
+}
+
+// norm = √(Σ partials), in sixteen lanes; clip = min(1, limit / (norm + 1e-6)), 1 for an infinite limit. The flag is raised
+// if the norm is not finite, or if any of `flags` is. One warp.
+KERNEL(settle, 32)
+(const float* partials, i64 count, const u32* flags, int ranks, float limit, float* norm, float* clip, u32* flag) {
+    const int lane = threadIdx.x & 15;
+    float sum = 0.0f;
+    i64 i = lane;
+    for (; i + 31 * 16 < count; i += 32 * 16) {
+        float x[32];
+#pragma unroll
+        for (int k = 0; k < 32; k++) x[k] = partials[i + k * 16];
+#pragma unroll
+        for (int k = 0; k < 32; k++) sum += x[k];
+    }
+    for (; i < count; i += 16) sum += partials[i];
+    const float value = sqrtf(fold_lanes(sum));
+    u32 raised = 0;
+    for (int rank = threadIdx.x; rank < ranks; rank += 32) raised |= flags[rank];
+    raised = __reduce_or_sync(EVERY_LANE, raised);
+    if (threadIdx.x != 0) return;
+    *norm = value;
+    const float factor = limit / (value + 1e-6f);
+    *clip = __float_as_uint(limit) < INFINITY_BITS && factor < 1.0f ? factor : 1.0f;
+    if (raised || (__float_as_uint(value) & 0x7FFFFFFFu) >= INFINITY_BITS) atomicOr(flag, 1u);
+}
+
+// What a step of AdamW needs besides its tensors. Rows of `table`: learning rate, learning rate / (1 - β1^t), √(1 - β2^t).
+struct Adam {
+    const float* table;
+    const u64* counter;  // good commits so far: the row of the table
+    u64 last;            // the last row
+    const float* clip;
+    const u32* unless;   // if raised, nothing is done
+    double weight_decay;
+    float factor;        // what gradients are multiplied by before clipping
+    float share1, beta2, share2, epsilon;
+};
+
+// One step in PyTorch's order of operations: the decoupled decay, the moments, the update with epsilon after correction.
+struct AdamStep {
+    Adam fixed;
+    float step_size, correction2_sqrt, decay, clip;
+
+    __device__ __forceinline__ explicit AdamStep(const Adam& adam) : fixed(adam) {
+        const u64 done = *adam.counter;
+        const float* row = adam.table + 3 * (done < adam.last ? done : adam.last);
+        step_size = row[1];
+        correction2_sqrt = row[2];
+        decay = (float)(1.0 - (double)row[0] * adam.weight_decay);
+        clip = *adam.clip;
+    }
+
+    __device__ __forceinline__ void update(float gradient, float& w, float& m, float& v) const {
+        const float g = gradient * fixed.factor * clip;
+        m = m + fixed.share1 * (g - m);
+        v = v * fixed.beta2 + fixed.share2 * g * g;
+        const float denominator = sqrtf(v) / correction2_sqrt + fixed.epsilon;
+        w = w * decay - step_size * m / denominator;
+    }
+};
+
+// Updates weights where they lie, a tile at a time, and hands the new ones to the cast.
+struct Updated {
+    AdamStep step;
+    const float* gradient;
+    float *weight, *first, *second;
+    int columns;
+
+    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&w)[8]) const {
+        const i64 at = (i64)row * columns + column;
+        float g[8], m[8], v[8];
+        load8(gradient + at, count, wide, g);
+        load8_own(weight + at, count, wide, w);
+        load8_own(first + at, count, wide, m);
+        load8_own(second + at, count, wide, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i < count) step.update(g[i], w[i], m[i], v[i]);
+        store8(weight + at, count, wide, w);
+        store8(first + at, count, wide, m);
+        store8(second + at, count, wide, v);
+    }
+};
+
+// A matrix: weights, moments, and the codes of the new weights in both layouts with the scale in force.
+KERNEL(adamw_e4m3, TILE_THREADS)
+(Adam adam, const float* gradient, float* weight, float* first, float* second, Sink sink, int rows, int columns) {
+    if (*adam.unless) return;
+    cast_tile<E4M3>(Updated{AdamStep(adam), gradient, weight, first, second, columns}, sink, rows, columns);
+}
+
+// Any run of elements; with `copy`, also the nearest bf16 of each new weight.
+KERNEL(adamw, 256)
+(Adam adam, const float* gradient, float* weight, float* first, float* second, u16* copy, i64 length) {
+    if (*adam.unless) return;
+    const AdamStep step(adam);
+    const i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    if (at >= length) return;
+    const int count = (int)min(length - at, (i64)8);
+    float g[8], w[8], m[8], v[8];
+    load8(gradient + at, count, count == 8, g);
+    load8_own(weight + at, count, count == 8, w);
+    load8_own(first + at, count, count == 8, m);
+    load8_own(second + at, count, count == 8, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < count) step.update(g[i], w[i], m[i], v[i]);
+    store8(weight + at, count, count == 8, w);
+    store8(first + at, count, count == 8, m);
+    store8(second + at, count, count == 8, v);
+    if (copy) store8(copy + at, count, count == 8, w);
+}

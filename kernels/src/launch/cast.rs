@@ -1,0 +1,255 @@
+//! The fused cast and what can be fused into it.
+
+use core::ffi::c_void;
+
+use cudarc::driver::CudaStream;
+use half::bf16;
+use qeffect_core::fp8::Fp8;
+
+use crate::error::{Error, Result};
+use crate::memory::Span;
+use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, plain_arguments};
+
+/// Rows and columns of a tile.
+pub const TILE: usize = 64;
+const THREADS: usize = 128;
+
+/// FP8 codes and what belongs to them.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Codes {
+    /// rows × columns.
+    pub codes: Span<u8>,
+    /// columns × rows.
+    pub transposed: Option<Span<u8>>,
+    /// The scale in force, one element.
+    pub scale: Span<f32>,
+    /// The factor of these bytes, one element: written.
+    pub scale_inv: Span<f32>,
+    /// The staging entry that amax is folded into, one element.
+    pub amax: Option<Span<f32>>,
+}
+
+/// Sums of columns, and the partial sums that they are made of.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ColumnSums {
+    /// At least [`partial_sums`] elements: scratch.
+    pub partial: Span<f32>,
+    /// One per column.
+    pub out: Span<f32>,
+}
+
+/// Elements of scratch that column sums need.
+pub const fn partial_sums(rows: usize, columns: usize) -> usize {
+    rows.div_ceil(TILE) * columns
+}
+
+/// What is taken from a matrix. Nothing of it is required.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Outputs {
+    /// The values, rounded to bf16; rows × columns.
+    pub values: Option<Span<bf16>>,
+    /// Their codes.
+    pub codes: Option<Codes>,
+    /// Their sums over rows: the gradient of a bias.
+    pub column_sums: Option<ColumnSums>,
+    /// Raised, and never lowered, if a value is infinite or NaN; one element.
+    pub flag: Option<Span<u32>>,
+}
+
+/// As the kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Sink {
+    values: u64,
+    codes: u64,
+    transposed: u64,
+    scale_inv: u64,
+    scale: u64,
+    amax: u64,
+    flag: u64,
+    column_sums: u64,
+}
+plain_arguments!(Sink);
+
+impl Outputs {
+    /// Codes alone.
+    pub fn codes(codes: Codes) -> Outputs {
+        Outputs { codes: Some(codes), ..Outputs::default() }
+    }
+
+    pub(crate) fn sink(&self, kernel: &'static str, rows: usize, columns: usize) -> Result<Sink> {
+        let len = rows * columns;
+        expect_if(kernel, "values", self.values, len)?;
+        expect_if(kernel, "flag", self.flag, 1)?;
+        if let Some(codes) = &self.codes {
+            expect(kernel, "codes", codes.codes, len)?;
+            expect_if(kernel, "transposed", codes.transposed, len)?;
+            expect(kernel, "scale", codes.scale, 1)?;
+            expect(kernel, "scale_inv", codes.scale_inv, 1)?;
+            expect_if(kernel, "amax", codes.amax, 1)?;
+        }
+        if let Some(sums) = &self.column_sums {
+            expect(kernel, "column_sums.out", sums.out, columns)?;
+            let (expected, found) = (partial_sums(rows, columns), sums.partial.len());
+            if found < expected {
+                return Err(Error::Length { kernel, operand: "column_sums.partial", expected, found });
+            }
+        }
+        let codes = self.codes;
+        Ok(Sink {
+            values: optional(self.values),
+            codes: optional(codes.map(|codes| codes.codes)),
+            transposed: optional(codes.and_then(|codes| codes.transposed)),
+            scale_inv: optional(codes.map(|codes| codes.scale_inv)),
+            scale: optional(codes.map(|codes| codes.scale)),
+            amax: optional(codes.and_then(|codes| codes.amax)),
+            flag: optional(self.flag),
+            column_sums: optional(self.column_sums.map(|sums| sums.partial)),
+        })
+    }
+}
+
+/// Input and statistics of a layer norm.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Normalised {
+    /// rows × columns.
+    pub x: Span<bf16>,
+    /// One per row.
+    pub mean: Span<f32>,
+    /// One per row.
+    pub rstd: Span<f32>,
+    /// One per column.
+    pub gamma: Span<f32>,
+    /// One per column.
+    pub beta: Span<f32>,
+}
+
+/// Logits, and what their gradient needs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LossGradient {
+    /// rows × vocabulary.
+    pub logits: Span<bf16>,
+    /// One per row.
+    pub targets: Span<u32>,
+    /// One per row.
+    pub lse: Span<f32>,
+    /// Loss scale divided by the number of rows.
+    pub factor: f32,
+}
+
+impl Kernels {
+    fn tiles(
+        &self,
+        stream: &CudaStream,
+        kernel: &'static str,
+        inputs: &[&dyn Argument],
+        (rows, columns): (usize, usize),
+        outputs: &Outputs,
+    ) -> Result {
+        let (down, across) = (dimension(kernel, "rows", rows)?, dimension(kernel, "columns", columns)?);
+        let sink = outputs.sink(kernel, rows, columns)?;
+        let mut arguments = inputs.to_vec();
+        arguments.extend([&sink as &dyn Argument, &down, &across]);
+        let grid = [columns.div_ceil(TILE), rows.div_ceil(TILE)];
+        self.launch(stream, kernel, grid, THREADS, 0, &arguments)?;
+        self.finish_columns(stream, outputs, rows, columns)
+    }
+
+    pub(crate) fn finish_columns(&self, stream: &CudaStream, outputs: &Outputs, rows: usize, columns: usize) -> Result {
+        let Some(sums) = outputs.column_sums else { return Ok(()) };
+        let (tiles, across) = (rows.div_ceil(TILE) as i32, columns as i32);
+        let grid = [columns.div_ceil(128), 1];
+        self.launch(stream, "finish_columns", grid, 128, 0, &[&sums.partial, &sums.out, &tiles, &across])
+    }
+
+    /// Codes, and column sums, of a stored matrix.
+    pub fn cast(
+        &self,
+        stream: &CudaStream,
+        format: Fp8,
+        x: Span<bf16>,
+        shape: (usize, usize),
+        outputs: &Outputs,
+    ) -> Result {
+        let kernel = match format {
+            Fp8::E4M3 => "cast_bf16_e4m3",
+            Fp8::E5M2 => "cast_bf16_e5m2",
+        };
+        expect(kernel, "x", x, shape.0 * shape.1)?;
+        self.tiles(stream, kernel, &[&x], shape, outputs)
+    }
+
+    /// E4M3 codes of a float matrix: of master weights.
+    pub fn cast_master(&self, stream: &CudaStream, x: Span<f32>, shape: (usize, usize), outputs: &Outputs) -> Result {
+        expect("cast_f32_e4m3", "x", x, shape.0 * shape.1)?;
+        self.tiles(stream, "cast_f32_e4m3", &[&x], shape, outputs)
+    }
+
+    /// Layer norm from statistics; codes are E4M3.
+    pub fn cast_norm(&self, stream: &CudaStream, x: &Normalised, shape: (usize, usize), outputs: &Outputs) -> Result {
+        let kernel = "cast_norm_e4m3";
+        let (rows, columns) = shape;
+        expect(kernel, "x", x.x, rows * columns)?;
+        expect(kernel, "mean", x.mean, rows)?;
+        expect(kernel, "rstd", x.rstd, rows)?;
+        expect(kernel, "gamma", x.gamma, columns)?;
+        expect(kernel, "beta", x.beta, columns)?;
+        self.tiles(stream, kernel, &[&x.x, &x.mean, &x.rstd, &x.gamma, &x.beta], shape, outputs)
+    }
+
+    /// GELU; codes are E4M3.
+    pub fn cast_gelu(&self, stream: &CudaStream, x: Span<bf16>, shape: (usize, usize), outputs: &Outputs) -> Result {
+        expect("cast_gelu_e4m3", "x", x, shape.0 * shape.1)?;
+        self.tiles(stream, "cast_gelu_e4m3", &[&x], shape, outputs)
+    }
+
+    /// Gradient of GELU; codes are E5M2.
+    pub fn cast_gelu_backward(
+        &self,
+        stream: &CudaStream,
+        x: Span<bf16>,
+        dy: Span<bf16>,
+        shape: (usize, usize),
+        outputs: &Outputs,
+    ) -> Result {
+        let kernel = "cast_gelu_backward_e5m2";
+        expect(kernel, "x", x, shape.0 * shape.1)?;
+        expect(kernel, "dy", dy, shape.0 * shape.1)?;
+        self.tiles(stream, kernel, &[&x, &dy], shape, outputs)
+    }
+
+    /// Gradient of the cross-entropy; codes are E5M2. The shape is rows and vocabulary.
+    pub fn cast_loss(
+        &self,
+        stream: &CudaStream,
+        loss: &LossGradient,
+        shape: (usize, usize),
+        outputs: &Outputs,
+    ) -> Result {
+        let kernel = "cast_loss_e5m2";
+        expect(kernel, "logits", loss.logits, shape.0 * shape.1)?;
+        expect(kernel, "targets", loss.targets, shape.0)?;
+        expect(kernel, "lse", loss.lse, shape.0)?;
+        self.tiles(stream, kernel, &[&loss.logits, &loss.targets, &loss.lse, &loss.factor], shape, outputs)
+    }
+
+    /// Folds the largest magnitude of a tensor into `amax`, which the caller has set; NaN is passed over.
+    pub fn amax(&self, stream: &CudaStream, x: Span<bf16>, amax: Span<f32>, flag: Option<Span<u32>>) -> Result {
+        let kernel = "amax_bf16";
+        expect(kernel, "x", x, x.len())?;
+        expect(kernel, "amax", amax, 1)?;
+        expect_if(kernel, "flag", flag, 1)?;
+        let blocks = x.len().div_ceil(256 * 8).min(1024);
+        self.launch(stream, kernel, [blocks, 1], 256, 0, &[&x, &amax, &optional(flag), &(x.len() as i64)])
+    }
+
+    /// As [`Kernels::amax`], of a float tensor.
+    pub fn amax_master(&self, stream: &CudaStream, x: Span<f32>, amax: Span<f32>, flag: Option<Span<u32>>) -> Result {
+        let kernel = "amax_f32";
+        expect(kernel, "x", x, x.len())?;
+        expect(kernel, "amax", amax, 1)?;
+        expect_if(kernel, "flag", flag, 1)?;
+        let blocks = x.len().div_ceil(256 * 8).min(1024);
+        self.launch(stream, kernel, [blocks, 1], 256, 0, &[&x, &amax, &optional(flag), &(x.len() as i64)])
+    }
+}

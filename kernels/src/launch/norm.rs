@@ -1,0 +1,128 @@
+//! Layer norm.
+
+use cudarc::driver::CudaStream;
+use half::bf16;
+
+use crate::error::Result;
+use crate::memory::Span;
+use crate::module::{Kernels, dimension, expect, expect_if, optional};
+
+const THREADS: usize = 256;
+
+/// A residual connection in front of a norm.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Residual {
+    /// What is added to the input.
+    pub other: Span<bf16>,
+    /// The sum, which is then normalised.
+    pub total: Span<bf16>,
+}
+
+/// The normalised rows.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Normal {
+    /// Gain, one per column.
+    pub gamma: Span<f32>,
+    /// Bias, one per column.
+    pub beta: Span<f32>,
+    /// rows × columns.
+    pub y: Span<bf16>,
+}
+
+/// Statistics of each row.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Statistics {
+    /// Mean.
+    pub mean: Span<f32>,
+    /// 1 / √(variance + ε).
+    pub rstd: Span<f32>,
+}
+
+impl Statistics {
+    fn expect(&self, kernel: &'static str, rows: usize) -> Result {
+        expect(kernel, "mean", self.mean, rows)?;
+        expect(kernel, "rstd", self.rstd, rows)
+    }
+}
+
+impl Kernels {
+    /// Statistics of rows; with `residual`, of the sum, which is kept; with `normal`, also the normalised rows.
+    pub fn layer_norm_forward(
+        &self,
+        stream: &CudaStream,
+        x: Span<bf16>,
+        (rows, columns): (usize, usize),
+        residual: Option<Residual>,
+        statistics: Statistics,
+        normal: Option<Normal>,
+    ) -> Result {
+        let kernel = "layer_norm_forward";
+        dimension(kernel, "rows", rows)?;
+        let across = dimension(kernel, "columns", columns)?;
+        expect(kernel, "x", x, rows * columns)?;
+        expect_if(kernel, "residual.other", residual.map(|residual| residual.other), rows * columns)?;
+        expect_if(kernel, "residual.total", residual.map(|residual| residual.total), rows * columns)?;
+        expect_if(kernel, "gamma", normal.map(|normal| normal.gamma), columns)?;
+        expect_if(kernel, "beta", normal.map(|normal| normal.beta), columns)?;
+        expect_if(kernel, "y", normal.map(|normal| normal.y), rows * columns)?;
+        statistics.expect(kernel, rows)?;
+        let (other, total) =
+            (optional(residual.map(|residual| residual.other)), optional(residual.map(|residual| residual.total)));
+        let (gamma, beta) = (optional(normal.map(|normal| normal.gamma)), optional(normal.map(|normal| normal.beta)));
+        let y = optional(normal.map(|normal| normal.y));
+        let Statistics { mean, rstd } = statistics;
+        let arguments: [&dyn crate::module::Argument; 9] =
+            [&x, &other, &total, &gamma, &beta, &y, &mean, &rstd, &across];
+        self.launch(stream, kernel, [rows, 1], THREADS, 0, &arguments)
+    }
+
+    /// Gradient of the input; `residual`, the gradient that bypasses the norm, is added to it.
+    pub fn layer_norm_backward(
+        &self,
+        stream: &CudaStream,
+        x: Span<bf16>,
+        dy: Span<bf16>,
+        (rows, columns): (usize, usize),
+        gamma: Span<f32>,
+        statistics: Statistics,
+        residual: Option<Span<bf16>>,
+        dx: Span<bf16>,
+    ) -> Result {
+        let kernel = "layer_norm_backward";
+        dimension(kernel, "rows", rows)?;
+        let across = dimension(kernel, "columns", columns)?;
+        expect(kernel, "x", x, rows * columns)?;
+        expect(kernel, "dy", dy, rows * columns)?;
+        expect(kernel, "dx", dx, rows * columns)?;
+        expect(kernel, "gamma", gamma, columns)?;
+        expect_if(kernel, "residual", residual, rows * columns)?;
+        statistics.expect(kernel, rows)?;
+        let residual = optional(residual);
+        let Statistics { mean, rstd } = statistics;
+        let arguments: [&dyn crate::module::Argument; 8] = [&x, &dy, &gamma, &mean, &rstd, &residual, &dx, &across];
+        self.launch(stream, kernel, [rows, 1], THREADS, 0, &arguments)
+    }
+
+    /// Gradients of gain and bias: sums over rows.
+    pub fn layer_norm_gradients(
+        &self,
+        stream: &CudaStream,
+        x: Span<bf16>,
+        dy: Span<bf16>,
+        (rows, columns): (usize, usize),
+        statistics: Statistics,
+        dgamma: Span<f32>,
+        dbeta: Span<f32>,
+    ) -> Result {
+        let kernel = "layer_norm_gradients";
+        let (down, across) = (dimension(kernel, "rows", rows)?, dimension(kernel, "columns", columns)?);
+        expect(kernel, "x", x, rows * columns)?;
+        expect(kernel, "dy", dy, rows * columns)?;
+        expect(kernel, "dgamma", dgamma, columns)?;
+        expect(kernel, "dbeta", dbeta, columns)?;
+        statistics.expect(kernel, rows)?;
+        let Statistics { mean, rstd } = statistics;
+        let arguments: [&dyn crate::module::Argument; 8] = [&x, &dy, &mean, &rstd, &dgamma, &dbeta, &down, &across];
+        self.launch(stream, kernel, [columns.div_ceil(64), 1], 256, 0, &arguments)
+    }
+}

@@ -1,0 +1,177 @@
+//! The commit.
+
+use core::ffi::c_void;
+
+use cudarc::driver::CudaStream;
+use half::bf16;
+
+use super::cast::{Outputs, TILE};
+use crate::error::Result;
+use crate::memory::Span;
+use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, plain_arguments};
+
+/// Elements per partial sum of squares. Part of the numeric identity of a run.
+pub const NORM_PIECE: usize = 4096;
+
+/// What a step of AdamW needs besides its tensors.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct AdamW {
+    /// Rows of three: learning rate, learning rate / (1 - β1^t), √(1 - β2^t).
+    pub table: Span<f32>,
+    /// Good commits so far, one element: the row of the table.
+    pub counter: Span<u64>,
+    /// The clipping factor, one element.
+    pub clip: Span<f32>,
+    /// If raised, nothing is done; one element.
+    pub unless: Span<u32>,
+    /// What gradients are multiplied by before clipping.
+    pub factor: f32,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the denominator, after bias correction.
+    pub epsilon: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+}
+
+/// As the kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Adam {
+    table: u64,
+    counter: u64,
+    last: u64,
+    clip: u64,
+    unless: u64,
+    weight_decay: f64,
+    factor: f32,
+    share1: f32,
+    beta2: f32,
+    share2: f32,
+    epsilon: f32,
+}
+plain_arguments!(Adam);
+
+impl AdamW {
+    fn argument(&self, kernel: &'static str) -> Result<Adam> {
+        let rows = dimension(kernel, "table", self.table.len() / 3)?;
+        expect(kernel, "table", self.table, rows as usize * 3)?;
+        expect(kernel, "counter", self.counter, 1)?;
+        expect(kernel, "clip", self.clip, 1)?;
+        expect(kernel, "unless", self.unless, 1)?;
+        Ok(Adam {
+            table: self.table.address(),
+            counter: self.counter.address(),
+            last: rows as u64 - 1,
+            clip: self.clip.address(),
+            unless: self.unless.address(),
+            weight_decay: self.weight_decay,
+            factor: self.factor,
+            share1: (1.0 - self.beta1) as f32,
+            beta2: self.beta2 as f32,
+            share2: (1.0 - self.beta2) as f32,
+            epsilon: self.epsilon as f32,
+        })
+    }
+}
+
+/// The tensors of one parameter.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Parameter {
+    /// Its gradient.
+    pub gradient: Span<f32>,
+    /// Master weights.
+    pub weight: Span<f32>,
+    /// First moment.
+    pub first: Span<f32>,
+    /// Second moment.
+    pub second: Span<f32>,
+}
+
+impl Parameter {
+    fn expect(&self, kernel: &'static str, len: usize) -> Result {
+        expect(kernel, "gradient", self.gradient, len)?;
+        expect(kernel, "weight", self.weight, len)?;
+        expect(kernel, "first", self.first, len)?;
+        expect(kernel, "second", self.second, len)
+    }
+}
+
+/// The numbers that a step is settled by, one element each.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Settled {
+    /// Norm of the whole gradient, before clipping.
+    pub norm: Span<f32>,
+    /// The clipping factor.
+    pub clip: Span<f32>,
+    /// Raised, and never lowered, if the step is bad.
+    pub flag: Span<u32>,
+}
+
+impl Kernels {
+    /// Sums of squares of `gradient · factor` over pieces of [`NORM_PIECE`] elements.
+    pub fn sum_squares(&self, stream: &CudaStream, gradient: Span<f32>, factor: f32, partials: Span<f32>) -> Result {
+        let kernel = "sum_squares";
+        let pieces = gradient.len().div_ceil(NORM_PIECE);
+        expect(kernel, "gradient", gradient, gradient.len())?;
+        if partials.len() != pieces {
+            let (operand, expected, found) = ("partials", pieces, partials.len());
+            return Err(crate::Error::Length { kernel, operand, expected, found });
+        }
+        let len = gradient.len() as i64;
+        self.launch(stream, kernel, [pieces.div_ceil(16), 1], 256, 0, &[&gradient, &factor, &partials, &len])
+    }
+
+    /// Norm and clipping factor from all partial sums, in the order in which they lie; and the verdict over `flags`.
+    pub fn settle(
+        &self,
+        stream: &CudaStream,
+        partials: Span<f32>,
+        flags: Span<u32>,
+        limit: f32,
+        settled: &Settled,
+    ) -> Result {
+        let kernel = "settle";
+        expect(kernel, "norm", settled.norm, 1)?;
+        expect(kernel, "clip", settled.clip, 1)?;
+        expect(kernel, "flag", settled.flag, 1)?;
+        let (count, ranks) = (partials.len() as i64, flags.len() as i32);
+        let arguments: [&dyn Argument; 8] =
+            [&partials, &count, &flags, &ranks, &limit, &settled.norm, &settled.clip, &settled.flag];
+        self.launch(stream, kernel, [1, 1], 32, 0, &arguments)
+    }
+
+    /// A step over any run of elements; with `copy`, also the nearest bf16 of each new weight.
+    pub fn adamw(&self, stream: &CudaStream, adam: &AdamW, parameter: &Parameter, copy: Option<Span<bf16>>) -> Result {
+        let kernel = "adamw";
+        let len = parameter.weight.len();
+        parameter.expect(kernel, len)?;
+        expect_if(kernel, "copy", copy, len)?;
+        let Parameter { gradient, weight, first, second } = *parameter;
+        let (adam, copy, size) = (adam.argument(kernel)?, optional(copy), len as i64);
+        let arguments: [&dyn Argument; 7] = [&adam, &gradient, &weight, &first, &second, &copy, &size];
+        self.launch(stream, kernel, [len.div_ceil(256 * 8), 1], 256, 0, &arguments)
+    }
+
+    /// A step over a matrix, and the E4M3 codes of its new weights.
+    pub fn adamw_cast(
+        &self,
+        stream: &CudaStream,
+        adam: &AdamW,
+        parameter: &Parameter,
+        (rows, columns): (usize, usize),
+        outputs: &Outputs,
+    ) -> Result {
+        let kernel = "adamw_e4m3";
+        let (down, across) = (dimension(kernel, "rows", rows)?, dimension(kernel, "columns", columns)?);
+        parameter.expect(kernel, rows * columns)?;
+        let Parameter { gradient, weight, first, second } = *parameter;
+        let (adam, sink) = (adam.argument(kernel)?, outputs.sink(kernel, rows, columns)?);
+        let arguments: [&dyn Argument; 8] = [&adam, &gradient, &weight, &first, &second, &sink, &down, &across];
+        let grid = [columns.div_ceil(TILE), rows.div_ceil(TILE)];
+        self.launch(stream, kernel, grid, 128, 0, &arguments)?;
+        self.finish_columns(stream, outputs, rows, columns)
+    }
+}

@@ -1,0 +1,72 @@
+//! Embeddings and their gradients, bit for bit: rows are added in ascending order.
+
+use half::bf16;
+
+use crate::rig::{bits, floats, numbers, rig, rounded, values};
+
+#[test]
+fn forward_and_gradients_are_exact() {
+    let Some(rig) = rig() else { return };
+    for (vocabulary, length, sequences, hidden) in [(1, 1, 1, 1), (5, 3, 3, 7), (50, 16, 4, 64), (300, 128, 2, 1030)] {
+        let rows = length * sequences;
+        let ids: Vec<u32> = (0..rows).map(|row| (row * row * 31 % vocabulary) as u32).collect();
+        let mut order: Vec<u32> = (0..rows as u32).collect();
+        order.sort_by_key(|row| ids[*row as usize]);
+        let (table, positions) = (numbers(1, vocabulary * hidden), numbers(2, length * hidden));
+        let dy = values(3, rows * hidden);
+        let (i, o, t, p) = (rig.upload(&ids), rig.upload(&order), rig.upload(&table), rig.upload(&positions));
+        let (d, y, flag) = (rig.upload(&dy), rig.poisoned::<bf16>(rows * hidden), rig.upload(&[0u32]));
+        rig.kernels
+            .embedding_forward(&rig.stream, i.span(), hidden, t.span(), p.span(), y.span(), flag.span())
+            .unwrap();
+        let want: Vec<f32> = (0..rows * hidden)
+            .map(|at| {
+                let (row, j) = (at / hidden, at % hidden);
+                rounded(table[ids[row] as usize * hidden + j] + positions[row % length * hidden + j])
+            })
+            .collect();
+        assert_eq!(bits(&floats(&y.read().unwrap())), bits(&want));
+        assert_eq!(flag.read().unwrap(), [0]);
+
+        let dy = floats(&dy);
+        for accumulate in [false, true] {
+            let before = numbers(4, vocabulary * hidden);
+            let out = rig.upload(&before);
+            rig.kernels
+                .token_gradient(&rig.stream, i.span(), o.span(), hidden, d.span(), accumulate, out.span())
+                .unwrap();
+            let mut want = before.clone();
+            for token in 0..vocabulary {
+                let rows: Vec<usize> = (0..rows).filter(|row| ids[*row] as usize == token).collect();
+                if rows.is_empty() {
+                    continue;
+                }
+                for j in 0..hidden {
+                    let sum = rows.iter().fold(0.0, |sum, row| sum + dy[row * hidden + j]);
+                    let to = &mut want[token * hidden + j];
+                    *to = if accumulate { *to + sum } else { sum };
+                }
+            }
+            assert_eq!(bits(&out.read().unwrap()), bits(&want));
+        }
+
+        let out = rig.poisoned::<f32>(length * hidden);
+        rig.kernels.position_gradient(&rig.stream, hidden, d.span(), out.span()).unwrap();
+        let size = length * hidden;
+        let want: Vec<f32> = (0..size).map(|at| (0..sequences).fold(0.0, |sum, s| sum + dy[s * size + at])).collect();
+        assert_eq!(bits(&out.read().unwrap()), bits(&want));
+    }
+}
+
+#[test]
+fn an_id_beyond_the_table_raises_the_flag_and_reads_nothing() {
+    let Some(rig) = rig() else { return };
+    let (ids, table) = (rig.upload(&[1u32, 9, u32::MAX]), rig.upload(&[0.25f32; 16]));
+    let (y, flag) = (rig.upload(&[bf16::ONE; 24]), rig.upload(&[0u32]));
+    rig.kernels
+        .embedding_forward(&rig.stream, ids.span(), 8, table.span(), table.span(), y.span(), flag.span())
+        .unwrap();
+    assert_eq!(flag.read().unwrap(), [1]);
+    let y = floats(&y.read().unwrap());
+    assert_eq!((&y[..8], &y[8..]), (&[0.5; 8][..], &[1.0; 16][..]));
+}

@@ -1,0 +1,116 @@
+//! Layer norm against float64.
+
+use half::bf16;
+use qeffect_kernels::launch::norm::{Normal, Residual, Statistics};
+
+use crate::rig::{bf16_bits, bits, close, floats, numbers, rig, rounded};
+
+/// Rows that fit into registers, that do not, and odd ones.
+const SHAPES: [(usize, usize); 8] =
+    [(1, 1), (3, 7), (5, 64), (33, 130), (256, 512), (64, 4096), (7, 11008), (2, 16392)];
+/// Rounding to bf16, which has 8 significant bits, is within 2^-8.
+const BF16: f64 = 1.0 / 256.0;
+
+struct Reference {
+    mean: Vec<f64>,
+    rstd: Vec<f64>,
+}
+
+fn statistics(x: &[f32], columns: usize) -> Reference {
+    let (mut mean, mut rstd) = (Vec::new(), Vec::new());
+    for row in x.chunks(columns) {
+        let center = row.iter().map(|x| f64::from(*x)).sum::<f64>() / columns as f64;
+        let variance = row.iter().map(|x| (f64::from(*x) - center).powi(2)).sum::<f64>() / columns as f64;
+        mean.push(center);
+        rstd.push(1.0 / (variance + 1e-5).sqrt());
+    }
+    Reference { mean, rstd }
+}
+
+#[test]
+fn forward_and_backward_are_within_bounds_of_float64() {
+    let Some(rig) = rig() else { return };
+    for (rows, columns) in SHAPES {
+        let len = rows * columns;
+        let of = |seed, scale: f32| -> Vec<bf16> {
+            numbers(seed, len).iter().map(|x| bf16::from_f32(x * scale + 0.5)).collect()
+        };
+        let (x, other, dy, bypass) = (of(1, 3.0), of(2, 1.0), of(3, 1.0), of(4, 1.0));
+        let (gamma, beta) = (numbers(5, columns), numbers(6, columns));
+        let (dx_in, g, b) = (rig.upload(&x), rig.upload(&gamma), rig.upload(&beta));
+        let (o, total, y) = (rig.upload(&other), rig.poisoned::<bf16>(len), rig.poisoned::<bf16>(len));
+        let (mean, rstd) = (rig.poisoned::<f32>(rows), rig.poisoned::<f32>(rows));
+        let saved = Statistics { mean: mean.span(), rstd: rstd.span() };
+        let shape = (rows, columns);
+        let residual = Residual { other: o.span(), total: total.span() };
+        let normal = Normal { gamma: g.span(), beta: b.span(), y: y.span() };
+        rig.kernels.layer_norm_forward(&rig.stream, dx_in.span(), shape, Some(residual), saved, Some(normal)).unwrap();
+
+        // The residual sum is exact, then everything follows from it.
+        let input: Vec<f32> = floats(&x).iter().zip(floats(&other)).map(|(a, b)| rounded(a + b)).collect();
+        assert_eq!(bits(&floats(&total.read().unwrap())), bits(&input));
+        let want = statistics(&input, columns);
+        close("mean", mean.read().unwrap(), &want.mean, 1e-6);
+        close("rstd", rstd.read().unwrap(), &want.rstd, 1e-5);
+        let normal_at = |i: usize| (f64::from(input[i]) - want.mean[i / columns]) * want.rstd[i / columns];
+        let out: Vec<f64> =
+            (0..len).map(|i| normal_at(i) * f64::from(gamma[i % columns]) + f64::from(beta[i % columns])).collect();
+        close("y", floats(&y.read().unwrap()), &out, BF16);
+
+        // Without a residual: the same bits from the sum.
+        let (mean2, rstd2, y2) = (rig.poisoned::<f32>(rows), rig.poisoned::<f32>(rows), rig.poisoned::<bf16>(len));
+        let again = Statistics { mean: mean2.span(), rstd: rstd2.span() };
+        let normal = Normal { gamma: g.span(), beta: b.span(), y: y2.span() };
+        rig.kernels.layer_norm_forward(&rig.stream, total.span(), shape, None, again, Some(normal)).unwrap();
+        assert_eq!(bits(&mean2.read().unwrap()), bits(&mean.read().unwrap()));
+        assert_eq!(bits(&rstd2.read().unwrap()), bits(&rstd.read().unwrap()));
+        assert_eq!(bf16_bits(&y2.read().unwrap()), bf16_bits(&y.read().unwrap()));
+
+        let (d, by) = (rig.upload(&dy), rig.upload(&bypass));
+        let (alone, joined) = (rig.poisoned::<bf16>(len), rig.poisoned::<bf16>(len));
+        for (residual, to) in [(None, &alone), (Some(by.span()), &joined)] {
+            rig.kernels
+                .layer_norm_backward(&rig.stream, total.span(), d.span(), shape, g.span(), saved, residual, to.span())
+                .unwrap();
+        }
+        let mut want_dx = Vec::new();
+        for row in 0..rows {
+            let at = |j: usize| row * columns + j;
+            let scaled = |j: usize| dy[at(j)].to_f64() * f64::from(gamma[j]);
+            let shift = (0..columns).map(scaled).sum::<f64>() / columns as f64;
+            let slope = (0..columns).map(|j| scaled(j) * normal_at(at(j))).sum::<f64>() / columns as f64;
+            want_dx.extend((0..columns).map(|j| want.rstd[row] * (scaled(j) - shift - normal_at(at(j)) * slope)));
+        }
+        let dx = floats(&alone.read().unwrap());
+        if columns > 1 {
+            close("dx", dx.iter().copied(), &want_dx, BF16);
+        }
+        let sums: Vec<f32> = dx.iter().zip(floats(&bypass)).map(|(dx, by)| rounded(dx + by)).collect();
+        assert_eq!(bits(&floats(&joined.read().unwrap())), bits(&sums), "fused = unfused");
+
+        let (dgamma, dbeta) = (rig.poisoned::<f32>(columns), rig.poisoned::<f32>(columns));
+        rig.kernels
+            .layer_norm_gradients(&rig.stream, total.span(), d.span(), shape, saved, dgamma.span(), dbeta.span())
+            .unwrap();
+        let column = |f: &dyn Fn(usize) -> f64| -> Vec<f64> {
+            (0..columns).map(|j| (0..rows).map(|row| f(row * columns + j)).sum()).collect()
+        };
+        close("dgamma", dgamma.read().unwrap(), &column(&|i| dy[i].to_f64() * normal_at(i)), 1e-5);
+        close("dbeta", dbeta.read().unwrap(), &column(&|i| dy[i].to_f64()), 1e-6);
+    }
+}
+
+#[test]
+fn a_nan_spoils_its_row_only() {
+    let Some(rig) = rig() else { return };
+    let mut x = vec![bf16::ONE; 3 * 64];
+    x[64 + 5] = bf16::NAN;
+    let (x, gamma) = (rig.upload(&x), rig.upload(&[1.0f32; 64]));
+    let (mean, rstd, y) = (rig.poisoned::<f32>(3), rig.poisoned::<f32>(3), rig.poisoned::<bf16>(3 * 64));
+    let statistics = Statistics { mean: mean.span(), rstd: rstd.span() };
+    let normal = Normal { gamma: gamma.span(), beta: gamma.span(), y: y.span() };
+    rig.kernels.layer_norm_forward(&rig.stream, x.span(), (3, 64), None, statistics, Some(normal)).unwrap();
+    let y = y.read().unwrap();
+    assert!(y.chunks(64).map(|row| row.iter().all(|y| y.is_nan())).eq([false, true, false]));
+    assert!(y[0].is_finite() && y[191].is_finite());
+}
