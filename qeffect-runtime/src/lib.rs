@@ -20,6 +20,7 @@ pub mod optim;
 pub mod pool;
 pub mod rank;
 pub mod rng;
+pub mod sample;
 pub mod session;
 pub mod shard;
 pub mod stage;

@@ -114,3 +114,54 @@ impl Pool {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuDevice;
+
+    #[test]
+    fn a_tensor_that_is_retained_twice_is_stored_once() {
+        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(true));
+        let act = pool.lease(&mut device, Dtype::F32, 2, 3).unwrap();
+        let kept = [pool.keep(act).unwrap(), pool.keep(act).unwrap()];
+        pool.free(&mut device, act).unwrap();
+        assert_eq!((pool.bytes(), pool.peak()), (24, 24));
+        let [first, second] = kept;
+        pool.release(&mut device, first).unwrap();
+        assert!(matches!(pool.quiescent(), Err(Error::StillLeased { count: 1 })));
+        pool.release(&mut device, second).unwrap();
+        pool.quiescent().unwrap();
+        assert!(matches!(pool.free(&mut device, act), Err(Error::NotLeased(_))));
+        assert!(matches!(pool.keep(act), Err(Error::NotLeased(_))));
+    }
+
+    #[test]
+    fn buffers_come_back_poisoned_and_in_the_same_order() {
+        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(true));
+        let mut round = |pool: &mut Pool| {
+            let a = pool.lease(&mut device, Dtype::F32, 1, 4).unwrap();
+            let b = pool.lease(&mut device, Dtype::F32, 2, 2).unwrap();
+            let mut bytes = [0; 16];
+            device.read(a.buf, &mut bytes).unwrap();
+            assert!(bytemuck::cast_slice::<u8, f32>(&bytes).iter().all(|x| x.is_nan()));
+            device.write(a.buf, &[0; 16]).unwrap();
+            pool.free(&mut device, b).unwrap();
+            pool.free(&mut device, a).unwrap();
+            [a.buf, b.buf]
+        };
+        let first = round(&mut pool);
+        assert_eq!(round(&mut pool), first);
+    }
+
+    #[test]
+    fn a_reset_takes_everything_back() {
+        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(false));
+        let acts = [1, 2, 3].map(|rows| pool.lease(&mut device, Dtype::E4M3, rows, 16).unwrap());
+        drop(pool.keep(acts[0]).unwrap());
+        pool.reset(&mut device).unwrap();
+        pool.quiescent().unwrap();
+        assert_eq!((pool.bytes(), pool.peak()), (0, 96));
+        assert_eq!(pool.lease(&mut device, Dtype::E4M3, 1, 16).unwrap().buf, acts[0].buf);
+    }
+}
