@@ -8,12 +8,14 @@
 //! | [`svg`] | one lane per rank, for papers and pages |
 //! | [`html`] | one self-contained page with zoom and details; two schedules side by side |
 //! | [`trace`] | Chrome and Perfetto trace events |
+//! | [`json`] | schedules as JSON, in and out (PyTorch's CSV is `qeffect_core::text`) |
 //!
 //! All pictures are drawn from one [`Scene`], so they cannot disagree.
 #![forbid(unsafe_code)]
 
 pub mod color;
 pub mod html;
+pub mod json;
 pub mod scene;
 pub mod svg;
 pub mod terminal;
