@@ -16,9 +16,11 @@ use crate::schedule::{HeaderOrigins, Schedule, Transport, Update};
 
 /// What a compute cell says.
 const COMPUTE: &[&str] = &["F", "I", "W", "B", "R"];
+/// What PyTorch's schedules of one stage per rank say of a whole stage. Waiting for the reduction is
+/// read over: nothing runs between it and the end of the step.
+const OF_STAGE: &[&str] = &["REDUCE_GRAD", "WAIT_REDUCE_GRAD"];
 /// What belongs to lowered programs.
-const LOWERED: &[&str] =
-    &["SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_F", "WAIT_B", "UNSHARD", "RESHARD", "REDUCE_GRAD", "REFRESH"];
+const LOWERED: &[&str] = &["SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_F", "WAIT_B", "UNSHARD", "RESHARD", "REFRESH"];
 
 /// The kind that a compute type names.
 pub(super) fn kind(word: &str) -> Option<Kind> {
@@ -28,6 +30,7 @@ pub(super) fn kind(word: &str) -> Option<Kind> {
         "W" => Kind::WeightGrad,
         "B" => Kind::FullBackward,
         "R" => Kind::Recompute,
+        "REDUCE_GRAD" => Kind::Reduce,
         _ => return None,
     })
 }
@@ -118,7 +121,7 @@ impl Reader {
 }
 
 fn compute(text: &str) -> Result<Cell<'_>, (Code, String, Option<String>)> {
-    cell(text, COMPUTE, &[]).map_err(|why| match cell(text, LOWERED, &[]).or_else(|_| cell(text, &[], LOWERED)) {
+    cell(text, COMPUTE, OF_STAGE).map_err(|why| match cell(text, LOWERED, &[]).or_else(|_| cell(text, &[], LOWERED)) {
         Ok(Cell { word, .. }) => {
             let message = format!("`{word}` belongs to a lowered program, not to a compute-only one");
             (Code::Syntax, message, Some("remove it, or read the file as a plan".to_owned()))
@@ -198,7 +201,7 @@ pub(super) fn assemble(
 /// # Errors
 ///
 /// What the format cannot say: coalesced weight gradients, branches of an overlap with more than one
-/// action, recomputation, and refresh, reduce and commit where a schedule writes them.
+/// action, recomputation, and refresh, commit, or a reduce that does not follow the last gradient.
 pub fn write_csv(schedule: &Schedule) -> Result<String, Report> {
     let mut out = String::new();
     let mut faults = Vec::new();
@@ -206,7 +209,11 @@ pub fn write_csv(schedule: &Schedule) -> Result<String, Report> {
         let mut first = true;
         // Within an overlap: how many actions the branch has so far.
         let mut branch: Option<usize> = None;
-        for (index, item) in schedule.rank(Rank(rank)).iter().enumerate() {
+        let items = schedule.rank(Rank(rank));
+        for (index, item) in items.iter().enumerate() {
+            if item.kind == Kind::Reduce && index > 0 && is_gradient_of(&items[index - 1], item.stage) {
+                continue; // where lowering puts it
+            }
             let separator = match (item.kind, branch) {
                 (Kind::OverlapEnd, _) => ")OVERLAP_F_B",
                 (Kind::OverlapBranch, _) | (_, Some(_)) => "",
@@ -256,6 +263,11 @@ pub fn write_csv(schedule: &Schedule) -> Result<String, Report> {
         out.push_str("\r\n");
     }
     if faults.is_empty() { Ok(out) } else { Err(Report::from_faults(faults)) }
+}
+
+fn is_gradient_of(item: &Item, stage: Stage) -> bool {
+    let gradient = matches!(item.kind, Kind::InputGrad | Kind::WeightGrad | Kind::WeightGradJoin | Kind::FullBackward);
+    gradient && item.stage == stage
 }
 
 fn write_cell(out: &mut String, stage: Stage, kind: Kind, microbatch: Microbatch) {

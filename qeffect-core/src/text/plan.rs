@@ -4,7 +4,8 @@
 //! Cells are those of PyTorch's lowered format, and these of our own: `1WAIT_F0` and `0WAIT_B0`
 //! (the compute stream waits; left out right before the consumer), `0REFRESH`, `0R1`, `0JOIN1` (a
 //! further member of the weight gradient before it), and without a stage `AGREE`, `COMMIT`, `OVERLAP`,
-//! `BRANCH`, `OVERLAP_END`. `0UNSHARD` and `0RESHARD` are read over: they mean nothing here.
+//! `BRANCH`, `OVERLAP_END`. `0UNSHARD`, `0RESHARD`, `0WAIT_REDUCE_GRAD` and `0WAIT_SEND_F1`
+//! are read over: they mean nothing here.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -37,8 +38,10 @@ const WITH_MICROBATCH: &[(&str, Op)] = &[
 ];
 /// Types of a whole stage.
 const OF_STAGE: &[(&str, Op)] = &[("REFRESH", Op::Refresh), ("REDUCE_GRAD", Op::Reduce)];
-/// Types of a whole stage that are read over.
-const IGNORED: &[&str] = &["UNSHARD", "RESHARD"];
+/// Types that are read over, of a whole stage and with a microbatch: sharding is not ours, and a
+/// sender never waits for what it has sent.
+const IGNORED: &[&str] = &["UNSHARD", "RESHARD", "WAIT_REDUCE_GRAD"];
+const IGNORED_WITH_MICROBATCH: &[&str] = &["WAIT_SEND_F", "WAIT_SEND_B"];
 /// Words without a stage.
 const OF_RANK: &[(&str, Op)] = &[
     ("AGREE", Op::Agree),
@@ -132,7 +135,8 @@ fn node(text: &str, origin: Origin, faults: &mut Vec<Diagnostic>) -> Option<Node
     if let Some((_, op)) = OF_RANK.iter().find(|(word, _)| *word == text) {
         return Some(Node::new(*op, 0, 0, NONE, origin.0));
     }
-    let with: Vec<&str> = WITH_MICROBATCH.iter().map(|(word, _)| *word).collect();
+    let with = WITH_MICROBATCH.iter().map(|(word, _)| *word).chain(IGNORED_WITH_MICROBATCH.iter().copied());
+    let with: Vec<&str> = with.collect();
     let alone: Vec<&str> = OF_STAGE.iter().map(|(word, _)| *word).chain(IGNORED.iter().copied()).collect();
     match cell(text, &with, &alone) {
         Ok(Cell { stage, word, microbatch }) => {

@@ -68,7 +68,8 @@ fn what_is_no_action_is_refused_with_line_and_column() {
         ("()OVERLAP_F_B", Syntax, "needs two actions", "(0F1;1B0)OVERLAP_F_B"),
         ("(0F0;0B0)F", Syntax, "the name `OVERLAP_F_B`", ""),
         ("0SEND_F0", Syntax, "belongs to a lowered program", "read the file as a plan"),
-        ("0REDUCE_GRAD", Syntax, "belongs to a lowered program", ""),
+        ("0UNSHARD", Syntax, "belongs to a lowered program", ""),
+        ("0REDUCE_GRAD0", Syntax, "`REDUCE_GRAD` has no microbatch", ""),
         ("0F4294967296", OutOfRange, "microbatch 4294967296 does not exist", ""),
         ("0F900", OutOfRange, "F(0, 900) cannot be", ""),
     ];
@@ -166,4 +167,16 @@ fn swapped_receives_are_found() {
         let text = render(&raw.unwrap_err(), &map);
         assert!(text.contains(message), "{text}");
     }
+}
+
+#[test]
+fn reductions_as_newer_exports_have_them() {
+    let text = "0F0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n1F0,1B0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD\n";
+    let schedule = csv(text);
+    assert_eq!(what(&schedule)[..3], ["Forward 0 0", "FullBackward 0 0", "Reduce 0 0"]);
+    let checked = check(schedule, &Options::AT_START).expect("a reduction after the last gradient");
+    // Where lowering would put it, it need not be written.
+    assert_eq!(write_csv(&checked.schedule).expect("writable"), "0F0,0B0\r\n1F0,1B0\r\n");
+    let early = check(csv("0F0,0F1,0B0,0REDUCE_GRAD,0B1"), &Options::AT_START).expect_err("a gradient follows");
+    assert_eq!(early.codes(), [ReduceMisplaced]);
 }
