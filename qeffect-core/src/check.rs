@@ -55,14 +55,23 @@ impl Options {
 /// All faults of the first failing phase.
 pub fn check(schedule: Schedule, options: &Options) -> Result<Checked, Report> {
     settle(placement::check(&schedule))?;
-    let schedule = coalesce(schedule);
-    let index = Index::new(&schedule);
+    let mut index = Index::new(&schedule);
     settle(ownership::check(&schedule, &index))?;
     settle(order::check(&schedule, &index))?;
     settle(version::check(&schedule, &index))?;
+    // Coalescing moves weight gradients down to their group's last one: what is proved so far stays
+    // true. Faults from here on name places of the rewritten program, whose loop values are lost.
+    let written = schedule.coalesce <= 1;
+    let schedule = coalesce(schedule);
+    if !written {
+        index = Index::new(&schedule);
+    }
+    let settle = |faults: Vec<Diagnostic>| {
+        settle(faults).map_err(|report| if written { report } else { report.without_items() })
+    };
     let timeline = match sim::run(&schedule, &index, &CostModel::unit()) {
         Ok(timeline) => timeline,
-        Err(blocked) => return Err(Report::from_faults(comm::deadlocks(&schedule, &blocked))),
+        Err(blocked) => return Err(settle(comm::deadlocks(&schedule, &blocked)).err().unwrap_or_default()),
     };
     settle(comm::check(&schedule))?;
     let plan = lower(&schedule, &index, &timeline);

@@ -140,6 +140,16 @@ impl Report {
         Report { diagnostics: kept, omitted }
     }
 
+    /// The same faults, without the positions of their items in the unrolled program.
+    #[must_use]
+    pub fn without_items(mut self) -> Report {
+        for fault in &mut self.diagnostics {
+            fault.primary.item = None;
+            fault.labels.iter_mut().for_each(|label| label.place.item = None);
+        }
+        self
+    }
+
     /// The codes of the faults shown, for tests.
     pub fn codes(&self) -> Vec<Code> {
         self.diagnostics.iter().map(|d| d.code).collect()
