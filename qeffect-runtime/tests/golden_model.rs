@@ -1,136 +1,149 @@
-//! The whole model against PyTorch: loss, logits and every gradient of a step, and a training run of 20 steps.
+//! The whole model against PyTorch in float32: every gradient of one step, and a training run of 20.
 
 mod common;
 mod golden;
 
 use common::Solo;
-use golden::{Golden, TOLERANCE, relative_error};
+use golden::{Golden, relative_error};
 use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_runtime::data::Windows;
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
+use qeffect_runtime::stage::Stage;
 
-/// As in the script that made the files.
+const MICROBATCHES: u32 = 4;
+const STEPS: u64 = 20;
+
+/// What `scripts/goldens.py` fixes.
 fn config(recipe: &str) -> GptConfig {
     let recipe = recipe.parse().unwrap();
     GptConfig { vocab: 64, hidden: 32, heads: 4, ffn: 64, layers: 4, seq: 16, sequences: 2, recipe }
 }
 
-const CURVE: OptimConfig = OptimConfig {
-    steps: 20,
-    warmup: 4,
-    peak: 4e-3,
-    floor: 4e-4,
-    beta1: 0.9,
-    beta2: 0.95,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    clip: 1.0,
-};
+fn optim() -> OptimConfig {
+    OptimConfig {
+        steps: STEPS,
+        warmup: 4,
+        peak: 4e-3,
+        floor: 4e-4,
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        clip: 1.0,
+    }
+}
 
-fn started(golden: &Golden, recipe: &str, blocks: &[usize]) -> (Solo, Vec<Vec<Windows>>) {
-    let config = config(recipe);
-    let microbatches = 4;
-    let mut solo = Solo::new(&config, blocks, microbatches, CURVE);
-    let names = golden.names("param/");
-    assert_eq!(names.len(), 2 + 4 * 12 + 3);
-    for name in names {
-        let values: Vec<f64> = golden.floats(&format!("param/{name}")).into_iter().map(f64::from).collect();
-        solo.shard.set_param(&name, &values).unwrap();
+/// The model, with the golden file's parameters.
+fn load(golden: &Golden, config: &GptConfig) -> Solo {
+    let mut solo = Solo::new(config, &[1, 1, 1, 1], MICROBATCHES, optim());
+    assert_eq!(golden.names("param/"), paths(&solo), "the same parameters, no more and no fewer");
+    for path in paths(&solo) {
+        let values: Vec<f64> = golden.floats(&format!("param/{path}")).into_iter().map(f64::from).collect();
+        solo.shard.set_param(&path, &values).unwrap();
     }
     solo.shard.prologue().unwrap();
+    solo
+}
+
+/// Names of all parameters, ascending.
+fn paths(solo: &Solo) -> Vec<String> {
+    let params = solo.shard.stages().flat_map(|(_, stage)| &stage.spec().params);
+    let mut paths: Vec<String> = params.map(|param| param.path.clone()).collect();
+    paths.sort();
+    paths
+}
+
+/// The batch of each step.
+fn batches(golden: &Golden, config: &GptConfig) -> Vec<Vec<Windows>> {
     let (tokens, targets) = (golden.ids("tokens"), golden.ids("targets"));
-    let windows: Vec<Windows> = tokens
-        .chunks(config.tokens())
-        .zip(targets.chunks(config.tokens()))
-        .map(|(tokens, targets)| Windows { tokens: tokens.into(), targets: targets.into() })
+    let microbatches: Vec<Windows> = tokens
+        .chunks_exact(config.tokens())
+        .zip(targets.chunks_exact(config.tokens()))
+        .map(|(tokens, targets)| Windows { tokens: tokens.to_vec(), targets: targets.to_vec() })
         .collect();
-    (solo, windows.chunks(microbatches as usize).map(<[Windows]>::to_vec).collect())
+    microbatches.chunks_exact(MICROBATCHES as usize).map(<[Windows]>::to_vec).collect()
 }
 
-fn rounded(values: Vec<f64>) -> Vec<f32> {
-    values.into_iter().map(|x| x as f32).collect()
+fn narrow(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|x| *x as f32).collect()
 }
 
 #[test]
-fn losses_logits_and_gradients_of_a_step() {
+fn every_gradient_of_one_step() {
     let golden = Golden::open("model");
-    for blocks in [&[4][..], &[1, 2, 1]] {
-        let (mut solo, steps) = started(&golden, "f32", blocks);
-        let [batch] = &steps[..] else { panic!("one step") };
+    let config = config("f32");
+    let mut solo = load(&golden, &config);
+    let batch = &batches(&golden, &config)[0];
 
-        solo.shard.load(batch).unwrap();
-        let mut x = None;
-        for stage in 0..solo.stages {
-            let y = solo.shard.evaluate(StageId(stage), Microbatch(0), x, false).unwrap();
-            x.into_iter().for_each(|x| solo.shard.free(x).unwrap());
-            x = y;
-        }
-        let logits = x.unwrap();
-        golden.compare("logits", &rounded(solo.shard.reals(logits).unwrap()));
-        solo.shard.free(logits).unwrap();
+    solo.shard.load(batch).unwrap();
+    let mut x = None;
+    for stage in 0..solo.stages {
+        let y = solo.shard.evaluate(StageId(stage), Microbatch(0), x, false).unwrap();
+        x.into_iter().for_each(|x| solo.shard.free(x).unwrap());
+        x = y;
+    }
+    let logits = x.expect("the last stage gives logits");
+    golden.compare("logits", &narrow(&solo.shard.reals(logits).unwrap()));
+    solo.shard.free(logits).unwrap();
 
-        let (loss, verdict) = solo.step(batch);
-        golden.compare("losses", &rounded(solo.shard.losses().unwrap()));
-        golden.compare("loss", &[loss as f32]);
-        golden.compare("norm", &[verdict.norm as f32]);
-        let names = golden.names("grad/");
-        assert_eq!(names, golden.names("param/"));
-        for name in names {
-            let gradient = solo.shard.gradient(&name).unwrap();
-            golden.compare(&format!("grad/{name}"), &rounded(gradient));
-        }
+    let (loss, verdict) = solo.step(batch);
+    golden.compare("losses", &narrow(&solo.shard.losses().unwrap()));
+    golden.compare("loss", &[loss as f32]);
+    golden.compare("norm", &[verdict.norm as f32]);
+    for path in paths(&solo) {
+        let gradient = solo.shard.gradient(&path).unwrap();
+        golden.compare(&format!("grad/{path}"), &narrow(&gradient));
     }
 }
 
-#[test]
-fn learning_rates_of_a_run() {
+/// Runs the golden training run; the largest relative difference of any step's loss must not exceed `bound`.
+fn train(recipe: &str, bound: f64) -> (Golden, Solo) {
     let golden = Golden::open("curve");
-    let rates: Vec<f32> = (0..20).map(|t| CURVE.learning_rate(t)).collect();
-    assert_eq!(rates, golden.floats("lr"));
-}
+    let config = config(recipe);
+    let rates: Vec<f32> = (0..STEPS).map(|t| optim().learning_rate(t)).collect();
+    assert_eq!(golden.floats("lr"), rates);
 
-/// Losses and norms of a run; the largest relative error of both, and of the final parameters.
-fn run(recipe: &str) -> [f64; 3] {
-    let golden = Golden::open("curve");
-    let (mut solo, steps) = started(&golden, recipe, &[2, 2]);
-    let (losses, norms) = (golden.floats("loss"), golden.floats("norm"));
-    assert_eq!((steps.len(), losses.len()), (20, 20));
-    assert!(losses[19] < 0.8 * losses[0], "the run learns something");
-    let mut worst = [0f64; 3];
-    for (step, batch) in steps.iter().enumerate() {
+    let mut solo = load(&golden, &config);
+    let want = golden.floats("loss");
+    assert!(want[19] < 0.8 * want[0], "the golden loss falls");
+    let mut worst = 0.0f64;
+    for (step, batch) in batches(&golden, &config).iter().enumerate() {
         let (loss, verdict) = solo.step(batch);
-        assert!(verdict.commit);
-        worst[0] = worst[0].max((loss / f64::from(losses[step]) - 1.0).abs());
-        worst[1] = worst[1].max((verdict.norm / f64::from(norms[step]) - 1.0).abs());
+        assert!(verdict.commit, "{recipe}: step {step} is committed");
+        let error = (loss - f64::from(want[step])).abs() / f64::from(want[step]);
+        assert!(error <= bound, "{recipe}: step {step} has loss {loss}, PyTorch {}", want[step]);
+        worst = worst.max(error);
     }
-    for name in golden.names("final/") {
-        let error =
-            relative_error(&rounded(solo.shard.param(&name).unwrap()), &golden.floats(&format!("final/{name}")));
-        worst[2] = worst[2].max(error);
+    println!("{recipe}: losses within {:.4} % of PyTorch's", 100.0 * worst);
+    (golden, solo)
+}
+
+#[test]
+fn training_in_f32_ends_at_the_same_parameters() {
+    let (golden, mut solo) = train("f32", 1e-4);
+    for path in paths(&solo) {
+        let mut got = narrow(&solo.shard.param(&path).unwrap());
+        let mut want = golden.floats(&format!("final/{path}"));
+        if path.ends_with("qkv.bias") {
+            // A key's bias moves nothing; its gradient is rounding noise, which AdamW turns into steps.
+            let hidden = want.len() / 3;
+            got.drain(hidden..2 * hidden);
+            want.drain(hidden..2 * hidden);
+        }
+        let error = relative_error(&got, &want);
+        assert!(error <= 1e-4, "`{path}` is off by {error:e} of its largest element after {STEPS} steps");
     }
-    println!("{recipe}: loss {:e}, norm {:e}, parameters {:e}", worst[0], worst[1], worst[2]);
-    worst
 }
 
 #[test]
-fn a_run_in_f32() {
-    let [loss, norm, parameters] = run("f32");
-    assert!(loss < TOLERANCE && norm < TOLERANCE, "{loss:e} {norm:e}");
-    // AdamW divides by the root of small second moments: noise of the last bits grows.
-    assert!(parameters < 2e-3, "{parameters:e}");
+fn training_in_bf16_follows_float32() {
+    train("bf16", 0.01);
 }
 
 #[test]
-fn a_run_in_bf16() {
-    let [loss, ..] = run("bf16");
-    assert!(loss < 0.01, "{loss:e}");
-}
-
-#[test]
-fn a_run_in_fp8() {
+fn training_in_fp8_follows_float32() {
     for recipe in ["fp8-delayed", "fp8-delayed:history=4", "fp8-delayed:update=step", "fp8-delayed:head=bf16"] {
-        let [loss, ..] = run(recipe);
-        assert!(loss < 0.03, "{recipe}: {loss:e}");
+        train(recipe, 0.03);
     }
 }

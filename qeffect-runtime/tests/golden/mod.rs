@@ -2,8 +2,7 @@
 //!
 //! The files hold what PyTorch computes in float32 (`scripts/goldens.py`, `scripts/README.md`).
 
-// Each test binary uses part of this.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "every test binary uses its own part")]
 
 use std::path::PathBuf;
 
