@@ -18,6 +18,7 @@ pub mod op;
 pub mod ops;
 pub mod optim;
 pub mod pool;
+pub mod profile;
 pub mod rank;
 pub mod rng;
 pub mod sample;
