@@ -56,7 +56,8 @@ def train(args: argparse.Namespace, emit) -> dict:
     data = Data(args.data, args.seq, args.held_out_bytes, device)
     random = torch.Generator().manual_seed(args.seed)
     model = GPT(vocab=256, hidden=args.hidden, heads=args.heads, ffn=args.ffn, layers=args.layers, seq=args.seq)
-    model = model.init_gpt2(random, args.init_std).to(device)
+    std = args.init_std or 0.02 * (768 / args.hidden) ** 0.5
+    model = model.init_gpt2(random, std).to(device)
     optimizer = adamw(model, decay=args.decay, betas=(args.beta1, args.beta2), fused=device.type == "cuda" or args.fused)
     emit({"parameters": sum(p.numel() for p in model.parameters()), "held_out_bytes": data.targets.numel()})
 
@@ -113,7 +114,7 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("--beta1", type=float, default=0.9)
     p.add_argument("--beta2", type=float, default=0.95)
     p.add_argument("--clip", type=float, default=1.0)
-    p.add_argument("--init-std", type=float, default=0.05)
+    p.add_argument("--init-std", type=float, help="default: GPT-2's 0.02, which is for hidden 768, times sqrt(768 / hidden)")
     p.add_argument("--fused", action="store_true", help="PyTorch's fused AdamW")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--target", type=float, action="append", help="held-out loss to time; may be repeated")
