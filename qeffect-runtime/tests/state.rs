@@ -256,6 +256,46 @@ fn a_retained_tensor_carries_its_own_factor() {
     }
 }
 
+// case B05: the backward state moves once per I, at its end; F, W, reduce and commit leave it alone.
+#[test]
+fn only_an_input_gradient_moves_the_backward_state() {
+    for order in [[1, 0], [0, 1]] {
+        let mut bench = Bench::new("fp8-delayed:history=4", 2);
+        let state = |bench: &mut Bench| (bench.scale("grad_output"), bench.floats("layer.grad_output/history"));
+        bench.begin();
+        let start = state(&mut bench);
+        assert_eq!(start, (1.0, vec![0.0; 4]));
+        let (_, first) = bench.forward(0, &constant(1.0));
+        let (_, second) = bench.forward(1, &constant(1.0));
+        assert_eq!(state(&mut bench), start);
+        let (_, first) = bench.input_grad(0, &constant(1.0), first);
+        assert_eq!(state(&mut bench), (57344.0, vec![0.0, 0.0, 0.0, 1.0]));
+        let (_, second) = bench.input_grad(1, &constant(2.0), second);
+        let moved = state(&mut bench);
+        assert_eq!(moved, (28672.0, vec![0.0, 0.0, 1.0, 2.0]));
+        let mut works = [Some(first), Some(second)];
+        for m in order {
+            let work = works[m as usize].take().unwrap();
+            bench.weight_grad(m, work).unwrap();
+        }
+        assert!(bench.settle().commit);
+        bench.shard.commit().unwrap();
+        assert_eq!(state(&mut bench), moved);
+        assert_eq!((bench.fwd.unwrap().rolls(), bench.bwd.unwrap().rolls()), (2, 2));
+    }
+}
+
+// case B44: an input so small that its scale would be infinite, and a zero that is cast with that scale.
+#[test]
+fn a_tiny_input_gives_finite_numbers() {
+    let mut bench = Bench::new("fp8-delayed:history=4", 2);
+    bench.begin();
+    let (_, _first) = bench.forward(0, &constant(1e-37));
+    assert_eq!(bench.scale("input"), f32::MAX);
+    let (y, _second) = bench.forward(1, &constant(0.0));
+    assert_eq!(y, constant(0.0));
+}
+
 // case B07: the weight's scale moves while its cached bytes stay; their factor stays with them.
 #[test]
 fn a_moving_weight_scale_does_not_change_what_the_cache_means() {
