@@ -98,7 +98,8 @@ fn every_lowered_export_has_right_communication() {
 #[test]
 fn exports_equal_ours_where_both_exist() {
     use qeffect_schedules::{gpipe, interleaved_1f1b, zb_v};
-    let cases: &[(&str, fn() -> Result<Checked, Report>)] = &[
+    type Build = fn() -> Result<Checked, Report>;
+    let cases: &[(&str, Build)] = &[
         ("gpipe_P2_M4", || gpipe::build(2, 4)),
         ("gpipe_P4_M8", || gpipe::build(4, 8)),
         ("interleaved_1f1b_P2_M4_V2", || interleaved_1f1b::build(2, 4, 2)),

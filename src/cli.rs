@@ -1,0 +1,133 @@
+//! The grammar of the command line, and its exit codes.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | the schedule is refused, or two schedules differ |
+//! | 2 | the command line is wrong |
+//! | 3 | a file cannot be read or written |
+
+mod check;
+mod convert;
+mod costs;
+mod diff;
+mod explain;
+mod list;
+mod output;
+mod show;
+mod simulate;
+mod source;
+
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use self::output::{Color, Failure, Screen};
+
+/// FP8 pipeline-parallel training whose schedules are proved before they run.
+#[derive(Parser)]
+#[command(name = "qeffect", version, max_term_width = 100, after_help = AFTER, after_long_help = AFTER)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    global: Global,
+}
+
+const AFTER: &str = "\
+Examples:
+  qeffect schedule list                          the library, compared at P = 4, M = 8
+  qeffect schedule show zb_v -p 4 -m 8           a timeline in the terminal
+  qeffect schedule show zb_v -o zb_v.html        the same as a page with zoom and details
+  qeffect schedule check mine.csv                judge a schedule file
+  qeffect explain QE0401                         what a code means
+
+Exit codes: 0 done, 1 the schedule is refused or differs, 2 wrong command line, 3 a file cannot be read or written";
+
+#[derive(Args)]
+struct Global {
+    /// Write JSON, for programs
+    #[arg(long, global = true)]
+    json: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN")]
+    color: Color,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Look at, judge, convert and compare schedules
+    #[command(subcommand)]
+    Schedule(ScheduleCommand),
+    /// Explain an error code
+    Explain(explain::Explain),
+    /// Write shell completions
+    #[command(after_help = "Example:\n  qeffect completions bash > /etc/bash_completion.d/qeffect")]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual page
+    #[command(after_help = "Example:\n  qeffect man | man -l -")]
+    Man,
+}
+
+#[derive(Subcommand)]
+enum ScheduleCommand {
+    /// List the library and compare it at one size
+    List(list::List),
+    /// Draw a timeline: terminal, SVG, HTML page or trace
+    Show(show::Show),
+    /// Judge schedules: ownership, order, versions, communication, bounds
+    Check(check::Check),
+    /// Run a schedule at given costs: makespan, bubble, critical path, peaks
+    Simulate(simulate::Simulate),
+    /// Convert between PyTorch's CSV, lowered programs and JSON
+    Convert(convert::Convert),
+    /// Compare two schedules
+    Diff(diff::Diff),
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let screen = Screen::new(cli.global.color, cli.global.json);
+    match run(&cli.command, &screen) {
+        Ok(code) => code,
+        Err(failure) => failure.report(&screen),
+    }
+}
+
+fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Schedule(ScheduleCommand::List(args)) => args.run(screen),
+        Command::Schedule(ScheduleCommand::Show(args)) => args.run(screen),
+        Command::Schedule(ScheduleCommand::Check(args)) => args.run(screen),
+        Command::Schedule(ScheduleCommand::Simulate(args)) => args.run(screen),
+        Command::Schedule(ScheduleCommand::Convert(args)) => args.run(screen),
+        Command::Schedule(ScheduleCommand::Diff(args)) => args.run(screen),
+        Command::Explain(args) => args.run(screen),
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "qeffect", &mut text);
+            screen.bytes(&text)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man => {
+            let mut text = Vec::new();
+            clap_mangen::Man::new(Cli::command()).render(&mut text).map_err(|e| Failure::file("-", &e))?;
+            screen.bytes(&text)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grammar_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,259 @@
+//! The `qeffect` command as people and programs meet it: output, exit codes, files.
+#![cfg(feature = "cli")]
+#![allow(missing_docs)]
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_qeffect"));
+    command.args(args).current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("NO_COLOR").env("COLUMNS", "100");
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    command(args).output().expect("the command starts")
+}
+
+/// Standard output and exit code.
+fn out(args: &[&str]) -> (String, i32) {
+    let output = run(args);
+    (String::from_utf8(output.stdout).expect("UTF-8"), output.status.code().expect("an exit code"))
+}
+
+/// Standard error of a command that fails with that code.
+fn fails(args: &[&str], code: i32) -> String {
+    let output = run(args);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8(output.stderr).expect("UTF-8")
+}
+
+fn json(args: &[&str]) -> (Value, i32) {
+    let (text, code) = out(args);
+    (serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e}\n{text}")), code)
+}
+
+fn with_input(args: &[&str], input: &str) -> (String, i32) {
+    let mut child = command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the command starts");
+    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("written");
+    let output = child.wait_with_output().expect("it ends");
+    (String::from_utf8(output.stdout).expect("UTF-8"), output.status.code().expect("an exit code"))
+}
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("qeffect-cli-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder");
+        Folder(path)
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+#[test]
+fn list_compares_the_library() {
+    let (text, code) = out(&["schedule", "list"]);
+    assert_eq!(code, 0);
+    for entry in qeffect::schedules::library() {
+        assert!(text.lines().any(|line| line.starts_with(entry.name)), "{text}");
+    }
+    let (all, _) = json(&["--json", "schedule", "list", "-p", "4", "-m", "8", "--costs", "4,5,3"]);
+    let of = |name: &str| all.as_array().unwrap().iter().find(|e| e["name"] == name).unwrap()["at"].clone();
+    assert_eq!((&of("one_f_one_b")["makespan"], &of("one_f_one_b")["bubble"]), (&132.into(), &36.into()));
+    assert_eq!(of("zb_h1")["peak_slots"], 4);
+}
+
+#[test]
+fn simulate_gives_known_numbers() {
+    let (value, code) = json(&["--json", "schedule", "simulate", "zb_h1", "-p", "4", "-m", "8", "--costs", "10,12,7"]);
+    assert_eq!(code, 0);
+    assert_eq!((&value["makespan"], &value["bubble"], &value["idle"]), (&277.into(), &45.into(), &45.into()));
+    assert_eq!(value["ranks"].as_array().unwrap().len(), 4);
+    // A microbatch keeps 100 from F to I and 40 of them to W: rank r has P - r tapes and r works.
+    let args =
+        ["schedule", "simulate", "zb_h1", "-p", "4", "-m", "8", "--tape-bytes", "100", "--work-bytes", "40", "--json"];
+    let bytes: Vec<i64> =
+        json(&args).0["ranks"].as_array().unwrap().iter().map(|r| r["peak_bytes"].as_i64().unwrap()).collect();
+    assert_eq!(bytes, [400, 340, 280, 220]);
+    let (text, _) = out(&["schedule", "simulate", "zb_h1", "--costs", "10,12,7"]);
+    assert!(text.contains("makespan       277\n"), "{text}");
+}
+
+#[test]
+fn costs_come_from_a_file_per_stage() {
+    let folder = Folder::new("costs");
+    let file = folder.file("costs.json", "{\"stages\": [[1, 1, 1], [3, 3, 3]], \"latency\": 2}");
+    // Stage 1 is the bottleneck: F0 ends at 1, arrives at 3, then 2 microbatches of 9; dX arrives 2 later.
+    let (value, _) = json(&["--json", "schedule", "simulate", "gpipe", "-p", "2", "-m", "2", "--costs", &file]);
+    assert_eq!(value["makespan"], 3 + 2 * 3 + 2 * 6 + 2 + 2);
+    assert!(
+        fails(&["schedule", "simulate", "gpipe", "-p", "3", "-m", "2", "--costs", &file], 2)
+            .contains("costs of 2 stages")
+    );
+    assert!(fails(&["schedule", "simulate", "gpipe", "--costs", "1,2"], 2).contains("has 2 numbers"));
+    assert!(fails(&["schedule", "simulate", "gpipe", "--costs", "1,-2,3"], 2).contains("a cost is -2"));
+    assert!(fails(&["schedule", "simulate", "gpipe", "--costs", "none.json"], 3).contains("none.json"));
+}
+
+#[test]
+fn check_draws_faults_with_their_places() {
+    let export = "tests/golden/pytorch/1f1b_P2_M4.csv";
+    let (text, code) = out(&["schedule", "check", "tests/golden/pytorch/gpipe_P2_M4.csv", export]);
+    assert_eq!(code, 1);
+    assert!(
+        text.contains("gpipe_P2_M4.csv: accepted (compute-only CSV: 2 ranks, 2 stages, 4 microbatches, 16 actions)")
+    );
+    assert!(text.contains("[QE0602]") && text.contains(&format!("--> {export}:2:25")), "{text}");
+    assert!(text.contains("`qeffect explain QE0602` tells more"));
+    let (value, code) = json(&["--json", "schedule", "check", export]);
+    assert_eq!(code, 1);
+    let fault = &value[0]["diagnostics"][1];
+    assert_eq!(
+        (&fault["code"], &fault["place"]["line"], &fault["place"]["column"]),
+        (&"QE0602".into(), &2.into(), &25.into())
+    );
+    let (_, code) = out(&["schedule", "check", "tests/golden/pytorch/zb_v_P4_M8_V2.comms.csv"]);
+    assert_eq!(code, 0);
+}
+
+#[test]
+fn programs_are_read_with_their_parameters() {
+    let folder = Folder::new("programs");
+    let text = "pub mine<P, M, X> for (2, 4, 1);\nranks: P; microbatches: M; stages: P; place: |s| s;\nrank |r| {\n    for m in 0..M { F(r, m); }\n    for m in 0..X * M { B(r, m); }\n}\n";
+    let file = folder.file("mine.sched", text);
+    let (text, code) = out(&["schedule", "check", &file]);
+    assert_eq!((code, text.contains("2 ranks, 2 stages, 4 microbatches")), (0, true), "{text}");
+    let (text, code) = out(&["schedule", "check", &file, "-p", "3", "-m", "2", "--set", "X=1"]);
+    assert_eq!((code, text.contains("3 ranks, 3 stages, 2 microbatches")), (0, true), "{text}");
+    let (text, code) = out(&["schedule", "check", &file, "--set", "X=0"]);
+    assert_eq!((code, text.contains("[QE0103]")), (1, true), "{text}");
+    assert!(text.contains("mine.sched:4:"), "{text}");
+    assert!(fails(&["schedule", "check", &file, "--set", "Y=0"], 2).contains("no parameter `Y`"));
+    let undeclared = folder.file(
+        "bare.sched",
+        "bare<P>; ranks: P; microbatches: 1; stages: P; place: |s| s; rank |r| { F(r, 0); B(r, 0); }",
+    );
+    assert!(fails(&["schedule", "show", &undeclared], 2).contains("give -p N"));
+}
+
+#[test]
+fn conversions_go_round() {
+    let folder = Folder::new("conversions");
+    let (csv, lowered, json_file) = (folder.path("a.csv"), folder.path("b.csv"), folder.path("c.json"));
+    assert_eq!(out(&["schedule", "convert", "zb_h1", "-p", "4", "-m", "8", "-o", &csv]).1, 0);
+    assert_eq!(out(&["schedule", "convert", &csv, "--to", "lowered", "-o", &lowered]).1, 0);
+    assert_eq!(out(&["schedule", "convert", &lowered, "-o", &json_file]).1, 0);
+    for file in [&csv, &lowered, &json_file] {
+        let (text, code) = out(&["schedule", "diff", "zb_h1", file]);
+        assert_eq!(code, 0, "{text}");
+        assert!(text.contains("every rank runs the same actions in the same order"));
+    }
+    let text = std::fs::read_to_string(&csv).expect("written");
+    assert_eq!(
+        text.lines().next(),
+        Some("0F0,0F1,0F2,0F3,0I0,0W0,0F4,0I1,0W1,0F5,0I2,0W2,0F6,0I3,0W3,0F7,0I4,0W4,0I5,0W5,0I6,0W6,0I7,0W7")
+    );
+    let (accepted, code) = with_input(&["schedule", "check", "-"], &text);
+    assert_eq!((code, accepted.contains("-: accepted (compute-only CSV")), (0, true), "{accepted}");
+    assert!(fails(&["schedule", "convert", &csv], 2).contains("--to csv"));
+}
+
+#[test]
+fn diff_tells_what_changes() {
+    let (text, code) = out(&["schedule", "diff", "one_f_one_b", "zb_h1", "-p", "4", "-m", "8"]);
+    assert_eq!(code, 1);
+    assert!(text.contains("makespan                     33     27      -6"), "{text}");
+    let folder = Folder::new("diff");
+    let page = folder.path("page.html");
+    let (value, _) = json(&["--json", "schedule", "diff", "gpipe", "one_f_one_b", "-o", &page]);
+    assert_eq!((&value["same"], &value["metrics"]["peak_slots"]["before"]), (&false.into(), &8.into()));
+    assert!(std::fs::read_to_string(&page).expect("written").contains("one_f_one_b(P = 4, M = 8)"));
+    // Rank 3 of GPipe runs F1 to F7 before B0, of 1F1B after.
+    assert_eq!(value["ranks"][3][0]["removed"][0], "3F1");
+    let (text, _) = out(&["schedule", "diff", "gpipe", "zb_v"]);
+    assert!(text.contains("stage 4: no rank to rank 3"), "{text}");
+}
+
+#[test]
+fn pictures_go_where_they_are_asked() {
+    let folder = Folder::new("pictures");
+    for (name, sign) in [("a.svg", "<svg"), ("a.html", "<!doctype html>"), ("a.json", "\"traceEvents\"")] {
+        let file = folder.path(name);
+        assert_eq!(out(&["schedule", "show", "zb_v", "-o", &file]), (String::new(), 0));
+        assert!(std::fs::read_to_string(&file).expect("written").contains(sign));
+    }
+    let (text, _) = out(&["schedule", "show", "zb_h1", "--ascii", "--width", "60"]);
+    assert!(text.is_ascii() && text.lines().all(|line| line.len() <= 80), "{text}");
+    assert!(out(&["schedule", "show", "zb_h1", "--format", "steps"]).0.contains("step 0   0F0"));
+    assert!(fails(&["schedule", "show", "zb_h1", "-o", "/no/such/folder/a.svg"], 3).contains("/no/such/folder/a.svg"));
+}
+
+#[test]
+fn colors_are_for_terminals() {
+    let plain = out(&["schedule", "show", "zb_h1"]).0;
+    assert!(!plain.contains('\x1b'), "a pipe is no terminal");
+    assert!(out(&["schedule", "show", "zb_h1", "--color", "always"]).0.contains('\x1b'));
+    let refused = |color: &str| out(&["schedule", "check", "tests/golden/pytorch/1f1b_P2_M4.csv", "--color", color]).0;
+    assert!(refused("always").contains("\x1b[1;31merror") && !refused("never").contains('\x1b'));
+}
+
+#[test]
+fn wrong_command_lines_are_told_apart_from_wrong_files() {
+    assert!(fails(&["schedule", "show", "zbh1"], 2).contains("did you mean `zb_h1`?"));
+    assert!(fails(&["schedule", "show", "something_else"], 2).contains("`qeffect schedule list`"));
+    assert!(fails(&["schedule", "show", "none.csv"], 3).contains("none.csv: No such file"));
+    assert!(fails(&["schedule", "show", "zb_h1", "-v", "2"], 2).contains("no parameter `V`"));
+    assert!(fails(&["schedule", "show", "zb_h1", "-p", "0"], 1).contains("[QE0607]"));
+    assert!(fails(&["explain", "QE9999"], 2).contains("there is no code"));
+    fails(&["schedule"], 2);
+    let (value, code) = json(&["--json", "schedule", "show", "none.csv"]);
+    assert_eq!((code, &value["error"]), (3, &"file".into()));
+}
+
+#[test]
+fn help_explains_and_completions_complete() {
+    for command in [
+        vec![],
+        vec!["schedule", "list"],
+        vec!["schedule", "show"],
+        vec!["schedule", "check"],
+        vec!["schedule", "simulate"],
+        vec!["schedule", "convert"],
+        vec!["schedule", "diff"],
+        vec!["explain"],
+    ] {
+        let mut args = command.clone();
+        args.push("--help");
+        let (text, code) = out(&args);
+        assert_eq!(code, 0);
+        assert!(text.contains("Example"), "{command:?} shows no example");
+    }
+    assert!(out(&["--help"]).0.contains("Exit codes"));
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        assert!(out(&["completions", shell]).0.contains("schedule"));
+    }
+    assert!(out(&["man"]).0.contains(".TH qeffect 1"));
+    let (text, code) = out(&["explain", "qe0401"]);
+    assert_eq!((code, text.starts_with("QE0401: ranks wait for each other")), (0, true));
+    let (all, _) = json(&["--json", "explain", "--list"]);
+    assert_eq!(all.as_array().map(Vec::len), Some(qeffect::core::code::Code::ALL.len()));
+}
