@@ -5,6 +5,7 @@
 
 #![expect(clippy::too_many_arguments, reason = "a launch takes what its kernel takes")]
 
+pub mod attention;
 pub mod cast;
 pub mod elementwise;
 pub mod embedding;

@@ -84,6 +84,12 @@ impl Kernels {
                 // SAFETY: the module was just loaded.
                 let handle = unsafe { result::module::get_function(module, name) }.map_err(missing)?;
                 let parameters = parameters(handle).map_err(missing)?;
+                if source.shared > 0 {
+                    let most = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                    // SAFETY: the function was just loaded.
+                    unsafe { result::function::set_function_attribute(handle, most, source.shared as i32) }
+                        .map_err(missing)?;
+                }
                 kernels.functions.insert(kernel, Function { handle, parameters });
             }
         }
@@ -146,15 +152,6 @@ impl Kernels {
             )
         }
         .map_err(fault)
-    }
-
-    /// Lets a kernel take more shared memory than 48 KiB.
-    pub(crate) fn allow_shared(&self, kernel: &'static str, bytes: usize) -> Result {
-        let function = self.functions.get(kernel).ok_or(Error::Argument { kernel, found: "no such kernel".into() })?;
-        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function belongs to a module that lives as long as `self`.
-        unsafe { result::function::set_function_attribute(function.handle, attribute, bytes as i32) }
-            .map_err(|source| Error::Driver { call: kernel, source })
     }
 }
 

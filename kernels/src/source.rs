@@ -9,6 +9,8 @@ pub struct Source {
     pub text: &'static str,
     /// The names of its kernels.
     pub kernels: &'static [&'static str],
+    /// The most bytes of dynamic shared memory that a launch of one asks for.
+    pub shared: usize,
 }
 
 /// What every source includes.
@@ -16,12 +18,13 @@ pub const HEADERS: &[(&str, &str)] =
     &[("common.cuh", include_str!("../cuda/common.cuh")), ("tile.cuh", include_str!("../cuda/tile.cuh"))];
 
 macro_rules! sources {
-    ($($(#[$doc:meta])* $constant:ident = $file:literal { $($kernel:ident),+ $(,)? })+) => {
+    ($($(#[$doc:meta])* $constant:ident = $file:literal $(, shared $shared:literal)? { $($kernel:ident),+ $(,)? })+) => {
         $($(#[$doc])*
         pub const $constant: Source = Source {
             name: $file,
             text: include_str!(concat!("../cuda/", $file)),
             kernels: &[$(stringify!($kernel)),+],
+            shared: 0 $(+ $shared)?,
         };)+
 
         /// Every source.
@@ -47,6 +50,11 @@ sources! {
     LOSS = "loss.cu" { loss_rows, loss_mean }
     /// Norm of the gradients, clipping, AdamW.
     OPTIMIZER = "optimizer.cu" { sum_squares, settle, adamw_e4m3, adamw }
+    /// Causal attention.
+    ATTENTION = "attention.cu", shared 65536 {
+        attention_forward_32, attention_forward_64, attention_forward_128, attention_queries_32, attention_queries_64,
+        attention_queries_128, attention_keys_32, attention_keys_64, attention_keys_128,
+    }
     /// Counters, state after a bad step, tags.
     STEP = "step.cu" { copy_if, advance, write_tag, check_tag }
 }

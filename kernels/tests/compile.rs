@@ -49,8 +49,12 @@ fn the_second_compilation_comes_out_of_the_cache() {
 #[test]
 fn a_fault_in_a_source_is_shown_with_its_line() {
     let Some(compiler) = compiler(None) else { return };
-    let broken =
-        source::Source { name: "broken.cu", text: "#include \"common.cuh\"\nint f() { return x; }\n", kernels: &[] };
+    let broken = source::Source {
+        name: "broken.cu",
+        text: "#include \"common.cuh\"\nint f() { return x; }\n",
+        kernels: &[],
+        shared: 0,
+    };
     match compiler.cubin(&broken, Arch::SM_89) {
         Err(Error::Compile { source_name: "broken.cu", log, .. }) => assert!(log.contains("broken.cu(2)"), "{log}"),
         other => panic!("{other:?}"),

@@ -3,6 +3,7 @@
 //! Where a kernel's operations and their order are those of the reference, the bits must be equal. Elsewhere a float64
 //! reference and a bound are stated.
 
+mod attention;
 mod cast;
 mod elementwise;
 mod embedding;

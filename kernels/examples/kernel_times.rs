@@ -1,0 +1,239 @@
+//! Times of kernels at the sizes of a training step, with the bandwidth that they reach.
+//!
+//! Each kernel is captured many times into a graph, over sets of buffers that together exceed the second cache; the median
+//! of replays, over the number of launches, is its time. `cargo run --release -p qeffect-kernels --example kernel_times`.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream, sys};
+use half::bf16;
+use qeffect_core::fp8::Fp8;
+use qeffect_core::recipe::AmaxAlgo;
+use qeffect_core::scaling::ScaleRule;
+use qeffect_kernels::cache::Cache;
+use qeffect_kernels::compile::Compiler;
+use qeffect_kernels::launch::attention::AttentionShape;
+use qeffect_kernels::launch::cast::{Codes, ColumnSums, Normalised, Outputs, partial_sums};
+use qeffect_kernels::launch::norm::{Residual, Statistics};
+use qeffect_kernels::launch::optimizer::{AdamW, NORM_PIECE, Parameter, Settled};
+use qeffect_kernels::memory::Element;
+use qeffect_kernels::{Buffer, Kernels, Result, module};
+
+type Fault = Box<dyn std::error::Error>;
+
+/// Sets of buffers that launches take in turn.
+const SETS: usize = 16;
+const LAUNCHES: usize = 64;
+const REPLAYS: usize = 15;
+
+struct Bench {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    kernels: Kernels,
+}
+
+impl Bench {
+    fn zeros<T: Element>(&self, len: usize) -> Result<Vec<Buffer<T>>> {
+        (0..SETS).map(|_| Buffer::from_host(&self.context, &vec![T::default(); len])).collect()
+    }
+
+    fn random(&self, len: usize) -> Result<Vec<Buffer<bf16>>> {
+        let mut state = 0x2545_F491_4F6C_DD1Du64;
+        (0..SETS)
+            .map(|_| {
+                let values: Vec<bf16> = (0..len)
+                    .map(|_| {
+                        state ^= state << 13;
+                        state ^= state >> 7;
+                        state ^= state << 17;
+                        bf16::from_f32((state >> 40) as f32 / 8_388_608.0 - 1.0)
+                    })
+                    .collect();
+                Buffer::from_host(&self.context, &values)
+            })
+            .collect()
+    }
+
+    /// Prints the time of one launch, and bytes over time.
+    fn time(
+        &self,
+        name: &str,
+        bytes: usize,
+        launches: usize,
+        launch: impl Fn(&CudaStream, usize) -> Result,
+    ) -> core::result::Result<(), Fault> {
+        (0..SETS).try_for_each(|set| launch(&self.stream, set))?; // warm
+        self.stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        let captured = (0..launches).try_for_each(|index| launch(&self.stream, index % SETS));
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        captured?;
+        let graph = graph?.ok_or("an empty graph")?;
+        let event = || self.context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
+        let mut times = Vec::new();
+        for _ in 0..REPLAYS {
+            let (start, end) = (event()?, event()?);
+            start.record(&self.stream)?;
+            graph.launch()?;
+            end.record(&self.stream)?;
+            times.push(f64::from(start.elapsed_ms(&end)?) * 1e3 / launches as f64);
+        }
+        times.sort_by(f64::total_cmp);
+        let median = times[REPLAYS / 2];
+        println!("{name:<44} {median:>9.2} µs {:>8.2} TB/s", bytes as f64 / median * 1e-6);
+        Ok(())
+    }
+
+    fn activations(&self, rows: usize, hidden: usize, ffn: usize, heads: usize) -> core::result::Result<(), Fault> {
+        println!("{rows} rows, hidden {hidden}, ffn {ffn}, {heads} heads");
+        let (k, wide) = (&self.kernels, rows * ffn);
+        let (x, dy, values) = (self.random(wide)?, self.random(wide)?, self.zeros::<bf16>(wide)?);
+        let (codes, transposed) = (self.zeros::<u8>(wide)?, self.zeros::<u8>(wide)?);
+        let numbers = self.zeros::<f32>(16)?;
+        let (scale, flags) = (Buffer::from_host(&self.context, &[1.0f32])?, self.zeros::<u32>(1)?);
+        let partial = self.zeros::<f32>(partial_sums(rows, ffn))?;
+        let sums = self.zeros::<f32>(ffn)?;
+        let (gamma, beta) = (self.zeros::<f32>(hidden)?, self.zeros::<f32>(hidden)?);
+        let (mean, rstd) = (self.zeros::<f32>(rows)?, self.zeros::<f32>(rows)?);
+        let part = |buffer: &Buffer<bf16>, len| buffer.span().part(0..len).expect("inside");
+        let outputs = |set: usize, len: usize, columns: Option<usize>| Outputs {
+            values: None,
+            codes: Some(Codes {
+                codes: codes[set].span().part(0..len).expect("inside"),
+                transposed: transposed[set].span().part(0..len),
+                scale: scale.span(),
+                scale_inv: numbers[set].span().element(0).expect("inside"),
+                amax: numbers[set].span().element(4),
+            }),
+            column_sums: columns.map(|columns| ColumnSums {
+                partial: partial[set].span(),
+                out: sums[set].span().part(0..columns).expect("inside"),
+            }),
+            flag: Some(flags[set].span()),
+        };
+        for columns in [hidden, ffn] {
+            let (shape, len) = ((rows, columns), rows * columns);
+            self.time(&format!("cast + transpose + amax, {columns} columns"), len * 4, LAUNCHES, |stream, set| {
+                k.cast(stream, Fp8::E4M3, part(&x[set], len), shape, &outputs(set, len, None))
+            })?;
+            self.time(&format!("the same with column sums, {columns} columns"), len * 4, LAUNCHES, |stream, set| {
+                k.cast(stream, Fp8::E5M2, part(&x[set], len), shape, &outputs(set, len, Some(columns)))
+            })?;
+        }
+        let shape = (rows, ffn);
+        self.time("gelu + cast", wide * 4, LAUNCHES, |stream, set| {
+            k.cast_gelu(stream, x[set].span(), shape, &outputs(set, wide, None))
+        })?;
+        self.time("gelu backward + cast + column sums", wide * 6, LAUNCHES, |stream, set| {
+            k.cast_gelu_backward(stream, x[set].span(), dy[set].span(), shape, &outputs(set, wide, Some(ffn)))
+        })?;
+        let (shape, len) = ((rows, hidden), rows * hidden);
+        let statistics = |set: usize| Statistics { mean: mean[set].span(), rstd: rstd[set].span() };
+        self.time("residual + norm statistics", len * 6, LAUNCHES, |stream, set| {
+            let residual = Residual { other: part(&dy[set], len), total: part(&values[set], len) };
+            k.layer_norm_forward(stream, part(&x[set], len), shape, Some(residual), statistics(set), None)
+        })?;
+        self.time("norm + cast", len * 4, LAUNCHES, |stream, set| {
+            let x = Normalised {
+                x: part(&x[set], len),
+                mean: mean[set].span(),
+                rstd: rstd[set].span(),
+                gamma: gamma[set].span(),
+                beta: beta[set].span(),
+            };
+            k.cast_norm(stream, &x, shape, &outputs(set, len, None))
+        })?;
+        self.time("norm backward + residual", len * 8, LAUNCHES, |stream, set| {
+            let (x, dy, dx) = (part(&x[set], len), part(&dy[set], len), part(&values[set], len));
+            k.layer_norm_backward(stream, x, dy, shape, gamma[set].span(), statistics(set), Some(dy), dx)
+        })?;
+        self.time("norm gradients", len * 4, LAUNCHES, |stream, set| {
+            let (x, dy) = (part(&x[set], len), part(&dy[set], len));
+            k.layer_norm_gradients(stream, x, dy, shape, statistics(set), gamma[set].span(), beta[set].span())
+        })?;
+        self.time("add", len * 6, LAUNCHES, |stream, set| {
+            k.add(stream, part(&x[set], len), part(&dy[set], len), part(&values[set], len))
+        })?;
+        let shape = AttentionShape { sequences: 1, length: rows, heads, head_dim: hidden / heads };
+        let (qkv, dqkv) = (self.random(3 * len)?, self.zeros::<bf16>(3 * len)?);
+        let (lse, delta) = (self.zeros::<f32>(shape.statistics())?, self.zeros::<f32>(shape.statistics())?);
+        self.time("attention forward", len * 8, LAUNCHES, |stream, set| {
+            k.attention_forward(stream, &shape, qkv[set].span(), part(&values[set], len), lse[set].span())
+        })?;
+        self.time("attention backward", len * 14, LAUNCHES, |stream, set| {
+            let (dout, lse, delta) = (part(&dy[set], len), lse[set].span(), delta[set].span());
+            k.attention_backward(stream, &shape, qkv[set].span(), dout, lse, dqkv[set].span(), delta)
+        })?;
+        let rule = ScaleRule::new(Fp8::E4M3, 0, AmaxAlgo::Max);
+        let (scales, history) = (self.zeros::<f32>(8)?, self.zeros::<f32>(8 * 16)?);
+        self.time("roll of 8 cells, history 16", 1, LAUNCHES, |stream, set| {
+            k.roll_scales(stream, &rule, scales[set].span(), history[set].span(), None, None)
+        })
+    }
+
+    fn commit(&self, rows: usize, columns: usize) -> core::result::Result<(), Fault> {
+        println!("parameter {rows} × {columns}");
+        let len = rows * columns;
+        let k = &self.kernels;
+        let zeros = |len| Buffer::from_host(&self.context, &vec![0f32; len]);
+        let parameters: Vec<[Buffer<f32>; 4]> =
+            (0..4).map(|_| Ok([zeros(len)?, zeros(len)?, zeros(len)?, zeros(len)?])).collect::<Result<_>>()?;
+        let codes = [Buffer::<u8>::poisoned(&self.context, len)?, Buffer::poisoned(&self.context, len)?];
+        let table = Buffer::from_host(&self.context, &[1e-3f32, 1e-2, 0.3])?;
+        let (counter, unless) =
+            (Buffer::from_host(&self.context, &[0u64])?, Buffer::from_host(&self.context, &[0u32])?);
+        let numbers: Vec<Buffer<f32>> =
+            (0..4).map(|_| Buffer::from_host(&self.context, &[1.0])).collect::<Result<_>>()?;
+        let adam = AdamW {
+            table: table.span(),
+            counter: counter.span(),
+            clip: numbers[0].span(),
+            unless: unless.span(),
+            factor: 1.0,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+        };
+        let parameter = |set: usize| {
+            let [gradient, weight, first, second] = &parameters[set % 4];
+            Parameter { gradient: gradient.span(), weight: weight.span(), first: first.span(), second: second.span() }
+        };
+        let outputs = Outputs::codes(Codes {
+            codes: codes[0].span(),
+            transposed: Some(codes[1].span()),
+            scale: numbers[1].span(),
+            scale_inv: numbers[2].span(),
+            amax: Some(numbers[3].span()),
+        });
+        self.time("AdamW + cast + transpose + amax", len * 30, 16, |stream, set| {
+            k.adamw_cast(stream, &adam, &parameter(set), (rows, columns), &outputs)
+        })?;
+        self.time("AdamW", len * 28, 16, |stream, set| k.adamw(stream, &adam, &parameter(set), None))?;
+        self.time("cast of the master weight", len * 6, 16, |stream, set| {
+            k.cast_master(stream, parameter(set).weight, (rows, columns), &outputs)
+        })?;
+        let partials = zeros(len.div_ceil(NORM_PIECE))?;
+        self.time("sums of squares", len * 4, 16, |stream, set| {
+            k.sum_squares(stream, parameter(set).gradient, 1.0, partials.span())
+        })?;
+        self.time("accumulate", len * 12, 4, |stream, _| {
+            let [gradient, weight, ..] = &parameters[0];
+            k.accumulate(stream, gradient.span(), weight.span())
+        })?;
+        let settled = Settled { norm: numbers[1].span(), clip: numbers[2].span(), flag: unless.span() };
+        let many = zeros(200_000)?;
+        self.time("settle over 200,000 partial sums", 800_000, 16, |stream, _| {
+            k.settle(stream, many.span(), unless.span(), 1.0, &settled)
+        })
+    }
+}
+
+fn main() -> core::result::Result<(), Fault> {
+    let context = module::context(0)?;
+    let stream = context.new_stream()?;
+    let kernels = Kernels::load(&context, &Compiler::new(Cache::standard()))?;
+    let bench = Bench { context, stream, kernels };
+    bench.activations(256, 2048, 8192, 16)?;
+    bench.activations(256, 4096, 11008, 32)?;
+    bench.commit(11008, 4096)
+}

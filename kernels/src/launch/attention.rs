@@ -1,0 +1,133 @@
+//! Causal attention.
+
+use core::ffi::c_void;
+
+use cudarc::driver::CudaStream;
+use half::bf16;
+
+use crate::error::{Error, Result};
+use crate::memory::Span;
+use crate::module::{Argument, Kernels, dimension, expect, plain_arguments};
+
+const THREADS: usize = 128;
+/// Rows of a block.
+const ROWS: usize = 64;
+/// The head dimensions that kernels exist for; others are padded up to one.
+const PADDED: [usize; 3] = [32, 64, 128];
+/// The largest head dimension.
+pub const LARGEST_HEAD: usize = 128;
+
+/// Sizes of attention; rows are sequence after sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct AttentionShape {
+    /// Sequences.
+    pub sequences: usize,
+    /// Tokens of each.
+    pub length: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Elements of a query, key or value: at most [`LARGEST_HEAD`].
+    pub head_dim: usize,
+}
+
+/// As the kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Shape {
+    length: i32,
+    heads: i32,
+    dim: i32,
+    scale: f32,
+}
+plain_arguments!(Shape);
+
+impl AttentionShape {
+    /// Elements of a row of the output; a row of `qkv` has three times as many.
+    pub const fn hidden(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Rows.
+    pub const fn tokens(&self) -> usize {
+        self.sequences * self.length
+    }
+
+    /// Elements of `lse` and `delta`.
+    pub const fn statistics(&self) -> usize {
+        self.sequences * self.heads * self.length
+    }
+
+    fn argument(&self, kernel: &'static str) -> Result<Shape> {
+        if self.head_dim > LARGEST_HEAD {
+            let rule = "it is at most 128";
+            return Err(Error::Dimension { kernel, dimension: "head_dim", found: self.head_dim, rule });
+        }
+        Ok(Shape {
+            length: dimension(kernel, "length", self.length)?,
+            heads: dimension(kernel, "heads", self.heads)?,
+            dim: dimension(kernel, "head_dim", self.head_dim)?,
+            scale: 1.0 / (self.head_dim as f32).sqrt(),
+        })
+    }
+
+    /// Which of the padded sizes it takes.
+    fn padded(&self) -> usize {
+        PADDED.iter().position(|padded| self.head_dim <= *padded).unwrap_or(PADDED.len() - 1)
+    }
+
+    fn grid(&self) -> [usize; 2] {
+        [self.length.div_ceil(ROWS), self.sequences * self.heads]
+    }
+
+    /// Bytes of shared memory for a number of blocks of 64 rows and two tiles.
+    fn shared(&self, blocks: usize) -> usize {
+        let padded = PADDED[self.padded()];
+        let tile = if padded > 64 { 32 } else { 64 };
+        (blocks * ROWS + 2 * tile) * (padded + 8) * 2
+    }
+}
+
+impl Kernels {
+    /// `out = softmax(q kᵀ / √head_dim, causal) v`, and the log-sum-exp of each row of scores.
+    pub fn attention_forward(
+        &self,
+        stream: &CudaStream,
+        shape: &AttentionShape,
+        qkv: Span<bf16>,
+        out: Span<bf16>,
+        lse: Span<f32>,
+    ) -> Result {
+        let kernel = ["attention_forward_32", "attention_forward_64", "attention_forward_128"][shape.padded()];
+        let argument = shape.argument(kernel)?;
+        expect(kernel, "qkv", qkv, shape.tokens() * 3 * shape.hidden())?;
+        expect(kernel, "out", out, shape.tokens() * shape.hidden())?;
+        expect(kernel, "lse", lse, shape.statistics())?;
+        let shared = shape.shared(1);
+        self.launch(stream, kernel, shape.grid(), THREADS, shared, &[&qkv, &out, &lse, &argument])
+    }
+
+    /// Gradients of queries, keys and values; `delta` is scratch of the size of `lse`.
+    pub fn attention_backward(
+        &self,
+        stream: &CudaStream,
+        shape: &AttentionShape,
+        qkv: Span<bf16>,
+        dout: Span<bf16>,
+        lse: Span<f32>,
+        dqkv: Span<bf16>,
+        delta: Span<f32>,
+    ) -> Result {
+        let kernel = ["attention_queries_32", "attention_queries_64", "attention_queries_128"][shape.padded()];
+        let argument = shape.argument(kernel)?;
+        expect(kernel, "qkv", qkv, shape.tokens() * 3 * shape.hidden())?;
+        expect(kernel, "dout", dout, shape.tokens() * shape.hidden())?;
+        expect(kernel, "lse", lse, shape.statistics())?;
+        expect(kernel, "dqkv", dqkv, qkv.len())?;
+        expect(kernel, "delta", delta, shape.statistics())?;
+        let arguments: [&dyn Argument; 6] = [&qkv, &dout, &lse, &dqkv, &delta, &argument];
+        let shared = shape.shared(2);
+        self.launch(stream, kernel, shape.grid(), THREADS, shared, &arguments)?;
+        let kernel = ["attention_keys_32", "attention_keys_64", "attention_keys_128"][shape.padded()];
+        self.launch(stream, kernel, shape.grid(), THREADS, shared, &arguments)
+    }
+}

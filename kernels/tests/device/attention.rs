@@ -1,0 +1,141 @@
+//! Attention against float64.
+
+use half::bf16;
+use qeffect_kernels::launch::attention::AttentionShape;
+
+use crate::rig::{bf16_bits, bits, close, floats, numbers, rig};
+
+const SHAPES: [[usize; 4]; 9] = [
+    // sequences, length, heads, head_dim
+    [1, 1, 1, 1],
+    [2, 3, 1, 17],
+    [1, 17, 3, 4],
+    [2, 64, 2, 8],
+    [1, 130, 2, 32],
+    [2, 100, 2, 64],
+    [1, 257, 2, 80],
+    [1, 256, 3, 128],
+    [1, 65, 1, 127],
+];
+
+struct Reference {
+    out: Vec<f64>,
+    lse: Vec<f64>,
+    dqkv: Vec<f64>,
+}
+
+/// One query against the keys up to its own.
+fn reference(shape: &AttentionShape, qkv: &[f64], dout: &[f64]) -> Reference {
+    let (hidden, width, dim) = (shape.hidden(), 3 * shape.hidden(), shape.head_dim);
+    let mut made = Reference {
+        out: vec![0.0; shape.tokens() * hidden],
+        lse: vec![0.0; shape.statistics()],
+        dqkv: vec![0.0; qkv.len()],
+    };
+    let scale = 1.0 / (dim as f64).sqrt();
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    for token in 0..shape.tokens() {
+        let (sequence, row) = (token / shape.length, token % shape.length);
+        let first = sequence * shape.length;
+        for head in 0..shape.heads {
+            let at = |t: usize, which: usize| t * width + which * hidden + head * dim;
+            let part = |t: usize, which: usize| &qkv[at(t, which)..][..dim];
+            let upper = &dout[token * hidden + head * dim..][..dim];
+            let scores: Vec<f64> = (first..=token).map(|t| dot(part(token, 0), part(t, 1)) * scale).collect();
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let mass: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+            made.lse[(sequence * shape.heads + head) * shape.length + row] = largest + mass.ln();
+            let p: Vec<f64> = scores.iter().map(|s| (s - largest).exp() / mass).collect();
+            let slopes: Vec<f64> = (first..=token).map(|t| dot(upper, part(t, 2))).collect();
+            let mean = dot(&p, &slopes);
+            for (index, t) in (first..=token).enumerate() {
+                let slope = p[index] * (slopes[index] - mean) * scale;
+                for (i, upper) in upper.iter().enumerate() {
+                    made.out[token * hidden + head * dim + i] += p[index] * part(t, 2)[i];
+                    made.dqkv[at(token, 0) + i] += slope * part(t, 1)[i];
+                    made.dqkv[at(t, 1) + i] += slope * part(token, 0)[i];
+                    made.dqkv[at(t, 2) + i] += p[index] * upper;
+                }
+            }
+        }
+    }
+    made
+}
+
+fn wide(x: &[bf16]) -> Vec<f64> {
+    x.iter().map(|x| x.to_f64()).collect()
+}
+
+#[test]
+fn forward_and_backward_are_within_bounds_of_float64() {
+    let Some(rig) = rig() else { return };
+    for [sequences, length, heads, head_dim] in SHAPES {
+        let shape = AttentionShape { sequences, length, heads, head_dim };
+        let of = |seed, len, scale: f32| -> Vec<bf16> {
+            numbers(seed, len).iter().map(|x| bf16::from_f32(x * scale)).collect()
+        };
+        let qkv = of(1, shape.tokens() * 3 * shape.hidden(), 2.0);
+        let dout = of(2, shape.tokens() * shape.hidden(), 1.0);
+        let want = reference(&shape, &wide(&qkv), &wide(&dout));
+        let (q, d) = (rig.upload(&qkv), rig.upload(&dout));
+        let mut last = None;
+        for _ in 0..2 {
+            let (out, lse) = (rig.poisoned::<bf16>(dout.len()), rig.poisoned::<f32>(shape.statistics()));
+            let (dqkv, delta) = (rig.poisoned::<bf16>(qkv.len()), rig.poisoned::<f32>(shape.statistics()));
+            rig.kernels.attention_forward(&rig.stream, &shape, q.span(), out.span(), lse.span()).unwrap();
+            rig.kernels
+                .attention_backward(&rig.stream, &shape, q.span(), d.span(), lse.span(), dqkv.span(), delta.span())
+                .unwrap();
+            let made = (out.read().unwrap(), lse.read().unwrap(), dqkv.read().unwrap());
+            // Probabilities and the result are rounded to bf16, each within 2^-8, and errors of terms cancel in part.
+            close("out", floats(&made.0), &want.out, 1.0 / 256.0);
+            close("lse", made.1.iter().copied(), &want.lse, 1e-5);
+            if length > 1 {
+                close("dqkv", floats(&made.2), &want.dqkv, 1.0 / 128.0);
+            }
+            let seen = (bf16_bits(&made.0), bits(&made.1), bf16_bits(&made.2));
+            assert!(last.is_none_or(|last| last == seen), "{shape:?}: the same bits every time");
+            last = Some(seen);
+        }
+    }
+}
+
+#[test]
+fn later_tokens_change_nothing_before_them() {
+    let Some(rig) = rig() else { return };
+    let shape = AttentionShape { sequences: 2, length: 150, heads: 2, head_dim: 64 };
+    let mut qkv: Vec<bf16> =
+        numbers(3, shape.tokens() * 3 * shape.hidden()).iter().map(|x| bf16::from_f32(*x)).collect();
+    let run = |qkv: &[bf16]| {
+        let (q, out) = (rig.upload(qkv), rig.poisoned::<bf16>(shape.tokens() * shape.hidden()));
+        let lse = rig.poisoned::<f32>(shape.statistics());
+        rig.kernels.attention_forward(&rig.stream, &shape, q.span(), out.span(), lse.span()).unwrap();
+        bf16_bits(&out.read().unwrap())
+    };
+    let before = run(&qkv);
+    let changed = 97;
+    let width = 3 * shape.hidden();
+    qkv[changed * width..(changed + 1) * width].fill(bf16::from_f32(3.0));
+    let after = run(&qkv);
+    let row = |token: usize| token * shape.hidden()..(token + 1) * shape.hidden();
+    for token in (0..changed).chain(150..300) {
+        assert_eq!(before[row(token)], after[row(token)], "token {token}");
+    }
+    assert_ne!(before[row(changed)], after[row(changed)]);
+}
+
+#[test]
+fn a_nan_stays_one_and_a_large_head_is_refused() {
+    let Some(rig) = rig() else { return };
+    let shape = AttentionShape { sequences: 1, length: 70, heads: 1, head_dim: 32 };
+    let mut qkv = vec![bf16::ONE; 70 * 96];
+    qkv[66 * 96 + 3] = bf16::NAN;
+    let (q, out, lse) = (rig.upload(&qkv), rig.poisoned::<bf16>(70 * 32), rig.poisoned::<f32>(70));
+    rig.kernels.attention_forward(&rig.stream, &shape, q.span(), out.span(), lse.span()).unwrap();
+    let out_rows = out.read().unwrap();
+    let bad = |row: usize| out_rows[row * 32..(row + 1) * 32].iter().all(|x| x.is_nan());
+    assert!(bad(66) && !bad(65) && !bad(67));
+    let large = AttentionShape { head_dim: 129, ..shape };
+    let fault = rig.kernels.attention_forward(&rig.stream, &large, q.span(), out.span(), lse.span()).unwrap_err();
+    assert!(fault.to_string().contains("`head_dim` is 129; it is at most 128"), "{fault}");
+}
