@@ -5,6 +5,9 @@
 // their sum is not. Backward: dQ has a pass of its own, which goes through the keys twice: first for δ = Σ P · dP of each
 // row, then for dS = P · (dP - δ) · scale; then dK and dV, a block per 64 keys. Nothing is added by two blocks.
 //
+// Tiles are fetched while the ones before are worked on. Exponentials are the hardware's powers of two, which are within two
+// units in the last place.
+//
 // Head dimensions are padded with zeros to 32, 64 or 128 in shared memory. Rows beyond the sequence are zero and are not
 // stored. `lse` and `delta` are [sequences, heads, length].
 #include "common.cuh"
@@ -17,10 +20,19 @@ struct Shape {
     float scale; // 1 / √dim
 };
 
-// Rows of other side that are worked on at once.
+// Rows of the other side that are worked on at once: as many as registers are there for.
+constexpr int FORWARD_TILE = 64;
 template <int D>
-constexpr int tile_of() {
+constexpr int backward_tile() {
     return D > 64 ? 32 : 64;
+}
+
+constexpr float LOG2_E = 1.44269504088896340736f;
+
+__device__ __forceinline__ float power_of_two(float x) {
+    float value;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(value) : "f"(x));
+    return value;
 }
 
 // A fragment of sixteen rows and sixteen columns, and two accumulators of eight columns.
@@ -34,8 +46,7 @@ __device__ __forceinline__ Fragment load_matrices(const u16* p) {
     Fragment f;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3])
-                 : "r"(shared_address(p))
-                 : "memory");
+                 : "r"(shared_address(p)));
     return f;
 }
 
@@ -43,8 +54,7 @@ __device__ __forceinline__ Fragment load_matrices_transposed(const u16* p) {
     Fragment f;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3])
-                 : "r"(shared_address(p))
-                 : "memory");
+                 : "r"(shared_address(p)));
     return f;
 }
 
@@ -80,27 +90,49 @@ struct Lines {
     }
 };
 
-// Copies rows first .. first + COUNT - 1 of a matrix in global memory; what lies outside is zero.
+// Starts to copy 16 bytes, or to write zeros where there is nothing to copy.
+__device__ __forceinline__ void copy_async(u16* to, const u16* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_async(float* to, const float* from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :
+                 : "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 4 : 0)
+                 : "memory");
+}
+
+// Closes a group of copies.
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all groups but the newest `LEFT` have arrived.
+template <int LEFT>
+__device__ __forceinline__ void wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+// Starts to copy rows first .. first + COUNT - 1 of a matrix in global memory; what lies outside is zero.
 template <int D, int COUNT>
 __device__ __forceinline__ void fill(Lines<D> to, const u16* from, i64 stride, int first, int length, int dim) {
     const bool wide = (dim & 7) == 0;
 #pragma unroll
-    for (int piece = threadIdx.x; piece < COUNT * D / 8; piece += THREADS) {
-        const int row = piece / (D / 8), column = piece % (D / 8) * 8;
-        uint4 words = make_uint4(0, 0, 0, 0);
-        if (first + row < length) {
-            const u16* p = from + (first + row) * stride + column;
-            if (wide) {
-                if (column < dim) words = __ldg(reinterpret_cast<const uint4*>(p));
-            } else {
-                u32 w[4] = {};
+    for (int step = 0; step < COUNT * D / 8 / THREADS; step++) {
+        const int piece = threadIdx.x + step * THREADS, row = piece / (D / 8), column = piece % (D / 8) * 8;
+        const bool there = first + row < length && column < dim;
+        const u16* p = from + (there ? (first + row) * stride + column : 0);
+        u16* target = to.p + row * Lines<D>::STRIDE + column;
+        if (wide) {
+            copy_async(target, p, there);
+        } else {
+            u32 w[4] = {};
 #pragma unroll
-                for (int i = 0; i < 8; i++)
-                    if (column + i < dim) w[i >> 1] |= (u32)__ldg(p + i) << (16 * (i & 1));
-                words = make_uint4(w[0], w[1], w[2], w[3]);
-            }
+            for (int i = 0; i < 8; i++)
+                if (there && column + i < dim) w[i >> 1] |= (u32)__ldg(p + i) << (16 * (i & 1));
+            *reinterpret_cast<uint4*>(target) = make_uint4(w[0], w[1], w[2], w[3]);
         }
-        *reinterpret_cast<uint4*>(to.p + row * Lines<D>::STRIDE + column) = words;
     }
 }
 
@@ -204,44 +236,74 @@ struct Place {
 
 extern __shared__ uint4 shared_memory[];
 
+// Two places for the same rows, one to be read while the other is filled.
+template <int D, int COUNT>
+struct Pair {
+    Lines<D> first;
+
+    __device__ __forceinline__ Lines<D> operator[](int side) const {
+        return Lines<D>{first.p + side * (COUNT * Lines<D>::STRIDE)};
+    }
+};
+
+// Memory for COUNT rows, after those that were taken before.
+template <int D, int COUNT>
+__device__ __forceinline__ Lines<D> take(u16*& memory) {
+    const Lines<D> lines{memory};
+    memory += COUNT * Lines<D>::STRIDE;
+    return lines;
+}
+
 template <int D>
 __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, float* lse, const Shape& shape) {
-    constexpr int N = tile_of<D>();
+    constexpr int N = FORWARD_TILE;
     u16* memory = reinterpret_cast<u16*>(shared_memory);
-    const Lines<D> queries{memory}, keys{memory + ROWS * Lines<D>::STRIDE},
-        values{memory + (ROWS + N) * Lines<D>::STRIDE};
+    const Lines<D> queries = take<D, ROWS>(memory);
+    const Pair<D, N> keys{take<D, 2 * N>(memory)};
+    const Pair<D, N> values{take<D, 2 * N>(memory)};
     const Place place(qkv, shape);
     // Blocks with many keys start first.
     const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS, mine = threadIdx.x / 32 * 16;
     const int lane = threadIdx.x & 31, row = first + mine + (lane >> 2);
+    const int end = min(first + ROWS, shape.length);
+    auto fetch = [&](int tile, int side) {
+        if (tile < end) {
+            fill<D, N>(keys[side], place.q + place.hidden, place.stride, tile, shape.length, shape.dim);
+            fill<D, N>(values[side], place.q + 2 * place.hidden, place.stride, tile, shape.length, shape.dim);
+        }
+        commit();
+    };
     fill<D, ROWS>(queries, place.q, place.stride, first, shape.length, shape.dim);
+    fetch(0, 0);
 
-    const float minus_infinity = -__uint_as_float(INFINITY_BITS);
+    const float minus_infinity = -__uint_as_float(INFINITY_BITS), scale = shape.scale * LOG2_E;
     float sums[D / 8][4], largest[2] = {minus_infinity, minus_infinity}, mass[2] = {0.0f, 0.0f};
     clear(sums);
-    const int end = min(first + ROWS, shape.length);
-    for (int tile = 0; tile < end; tile += N) {
-        __syncthreads();
-        fill<D, N>(keys, place.q + place.hidden, place.stride, tile, shape.length, shape.dim);
-        fill<D, N>(values, place.q + 2 * place.hidden, place.stride, tile, shape.length, shape.dim);
+    for (int tile = 0, side = 0; tile < end; tile += N, side ^= 1) {
+        fetch(tile + N, side ^ 1);
+        wait<1>();
         __syncthreads();
         float scores[N / 8][4];
         clear(scores);
-        over_columns<D, N>(scores, queries, mine, keys);
+        over_columns<D, N>(scores, queries, mine, keys[side]);
+        if (tile + N > first + mine) { // some keys come after some of this warp's queries
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (tile + n * 8 + (lane & 3) * 2 + (i & 1) > row + 8 * (i >> 1)) scores[n][i] = minus_infinity;
+        }
         float top[2] = {largest[0], largest[1]};
 #pragma unroll
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int key = tile + n * 8 + (lane & 3) * 2 + (i & 1);
-                scores[n][i] = key <= row + 8 * (i >> 1) ? scores[n][i] * shape.scale : minus_infinity;
-                top[i >> 1] = fmaxf(top[i >> 1], scores[n][i]);
-            }
-        float shrink[2];
+            for (int i = 0; i < 4; i++) top[i >> 1] = fmaxf(top[i >> 1], scores[n][i]);
+        float shrink[2], shift[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             top[half] = quad_max(top[half]);
-            shrink[half] = exponential(largest[half] - top[half]);
+            shrink[half] = power_of_two((largest[half] - top[half]) * scale);
+            shift[half] = top[half] * scale;
             largest[half] = top[half];
             mass[half] *= shrink[half];
         }
@@ -249,20 +311,21 @@ __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, floa
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                scores[n][i] = exponential(scores[n][i] - top[i >> 1]);
+                scores[n][i] = power_of_two(fmaf(scores[n][i], scale, -shift[i >> 1]));
                 mass[i >> 1] += scores[n][i];
             }
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) sums[n][i] *= shrink[i >> 1];
-        over_rows<D, N>(sums, scores, values);
+        over_rows<D, N>(sums, scores, values[side]);
+        __syncthreads();
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         mass[half] = quad_sum(mass[half]);
         if ((lane & 3) == 0 && row + 8 * half < shape.length)
-            lse[place.statistics + row + 8 * half] = largest[half] + (float)log((double)mass[half]);
+            lse[place.statistics + row + 8 * half] = largest[half] * shape.scale + (float)log((double)mass[half]);
     }
     store_rows<D>(out + place.rows * place.hidden + place.head * shape.dim, place.hidden, first + mine, shape.length,
                   shape.dim, sums, 1.0f / mass[0], 1.0f / mass[1]);
@@ -272,57 +335,69 @@ __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, floa
 template <int D>
 __device__ __forceinline__ void attention_queries(
     const u16* qkv, const u16* dout, const float* lse, u16* dqkv, float* delta, const Shape& shape) {
-    constexpr int N = tile_of<D>();
+    constexpr int N = backward_tile<D>();
     u16* memory = reinterpret_cast<u16*>(shared_memory);
-    const Lines<D> queries{memory}, upper{memory + ROWS * Lines<D>::STRIDE},
-        keys{memory + 2 * ROWS * Lines<D>::STRIDE}, values{memory + (2 * ROWS + N) * Lines<D>::STRIDE};
+    const Lines<D> queries = take<D, ROWS>(memory), upper = take<D, ROWS>(memory);
+    const Pair<D, N> keys{take<D, 2 * N>(memory)};
+    const Pair<D, N> values{take<D, 2 * N>(memory)};
     const Place place(qkv, shape);
     const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS, mine = threadIdx.x / 32 * 16;
     const int lane = threadIdx.x & 31, row = first + mine + (lane >> 2);
+    const int tiles = (min(first + ROWS, shape.length) + N - 1) / N;
+    auto fetch = [&](int step, int side) {
+        if (step < 2 * tiles) {
+            const int tile = (step < tiles ? step : step - tiles) * N;
+            fill<D, N>(keys[side], place.q + place.hidden, place.stride, tile, shape.length, shape.dim);
+            fill<D, N>(values[side], place.q + 2 * place.hidden, place.stride, tile, shape.length, shape.dim);
+        }
+        commit();
+    };
     fill<D, ROWS>(queries, place.q, place.stride, first, shape.length, shape.dim);
     fill<D, ROWS>(upper, dout + place.rows * place.hidden + place.head * shape.dim, place.hidden, first, shape.length,
                   shape.dim);
+    fetch(0, 0);
+    const float scale = shape.scale * LOG2_E;
     float shift[2], mean[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        shift[half] = row + 8 * half < shape.length ? lse[place.statistics + row + 8 * half] : 0.0f;
+        shift[half] = row + 8 * half < shape.length ? lse[place.statistics + row + 8 * half] * LOG2_E : 0.0f;
 
     float sums[D / 8][4];
     clear(sums);
-    const int end = min(first + ROWS, shape.length);
-    for (int sweep = 0; sweep < 2; sweep++) {
-        for (int tile = 0; tile < end; tile += N) {
-            __syncthreads();
-            fill<D, N>(keys, place.q + place.hidden, place.stride, tile, shape.length, shape.dim);
-            fill<D, N>(values, place.q + 2 * place.hidden, place.stride, tile, shape.length, shape.dim);
-            __syncthreads();
-            float scores[N / 8][4], slopes[N / 8][4];
-            clear(scores);
-            clear(slopes);
-            over_columns<D, N>(scores, queries, mine, keys);
-            over_columns<D, N>(slopes, upper, mine, values);
+    for (int step = 0; step < 2 * tiles; step++) {
+        const bool second = step >= tiles;
+        const int side = step & 1, tile = (second ? step - tiles : step) * N;
+        if (step == tiles) {
 #pragma unroll
-            for (int n = 0; n < N / 8; n++)
+            for (int half = 0; half < 2; half++) {
+                mean[half] = quad_sum(mean[half]);
+                if ((lane & 3) == 0 && row + 8 * half < shape.length)
+                    delta[place.statistics + row + 8 * half] = mean[half];
+            }
+        }
+        fetch(step + 1, side ^ 1);
+        wait<1>();
+        __syncthreads();
+        float scores[N / 8][4], slopes[N / 8][4];
+        clear(scores);
+        clear(slopes);
+        over_columns<D, N>(scores, queries, mine, keys[side]);
+        over_columns<D, N>(slopes, upper, mine, values[side]);
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int key = tile + n * 8 + (lane & 3) * 2 + (i & 1), half = i >> 1;
-                    const bool seen = key <= row + 8 * half && row + 8 * half < shape.length;
-                    const float p = seen ? exponential(scores[n][i] * shape.scale - shift[half]) : 0.0f;
-                    if (sweep == 0) {
-                        mean[half] += seen ? p * slopes[n][i] : 0.0f;
-                    } else {
-                        scores[n][i] = seen ? p * (slopes[n][i] - mean[half]) * shape.scale : 0.0f;
-                    }
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int key = tile + n * 8 + (lane & 3) * 2 + (i & 1), half = i >> 1;
+                const bool seen = key <= row + 8 * half && row + 8 * half < shape.length;
+                const float p = seen ? power_of_two(fmaf(scores[n][i], scale, -shift[half])) : 0.0f;
+                if (!second) {
+                    mean[half] += seen ? p * slopes[n][i] : 0.0f;
+                } else {
+                    scores[n][i] = seen ? p * (slopes[n][i] - mean[half]) * shape.scale : 0.0f;
                 }
-            if (sweep == 1) over_rows<D, N>(sums, scores, keys);
-        }
-        if (sweep == 1) break;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            mean[half] = quad_sum(mean[half]);
-            if ((lane & 3) == 0 && row + 8 * half < shape.length)
-                delta[place.statistics + row + 8 * half] = mean[half];
-        }
+            }
+        if (second) over_rows<D, N>(sums, scores, keys[side]);
+        __syncthreads();
     }
     store_rows<D>(dqkv + (place.q - qkv), place.stride, first + mine, shape.length, shape.dim, sums, 1.0f, 1.0f);
 }
@@ -331,48 +406,60 @@ __device__ __forceinline__ void attention_queries(
 template <int D>
 __device__ __forceinline__ void attention_keys(
     const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, const Shape& shape) {
-    constexpr int N = tile_of<D>();
-    __shared__ float shifts[N], means[N];
+    constexpr int N = backward_tile<D>();
+    __shared__ float shifts[2][N], means[2][N];
     u16* memory = reinterpret_cast<u16*>(shared_memory);
-    const Lines<D> keys{memory}, values{memory + ROWS * Lines<D>::STRIDE},
-        queries{memory + 2 * ROWS * Lines<D>::STRIDE}, upper{memory + (2 * ROWS + N) * Lines<D>::STRIDE};
+    const Lines<D> keys = take<D, ROWS>(memory), values = take<D, ROWS>(memory);
+    const Pair<D, N> queries{take<D, 2 * N>(memory)};
+    const Pair<D, N> upper{take<D, 2 * N>(memory)};
     const Place place(qkv, shape);
     const int first = (int)blockIdx.x * ROWS, mine = threadIdx.x / 32 * 16;
     const int lane = threadIdx.x & 31, row = first + mine + (lane >> 2);
+    auto fetch = [&](int tile, int side) {
+        if (tile < shape.length) {
+            fill<D, N>(queries[side], place.q, place.stride, tile, shape.length, shape.dim);
+            fill<D, N>(upper[side], dout + place.rows * place.hidden + place.head * shape.dim, place.hidden, tile,
+                       shape.length, shape.dim);
+            if (threadIdx.x < N) {
+                const bool there = tile + threadIdx.x < shape.length;
+                const i64 at = there ? place.statistics + tile + threadIdx.x : 0;
+                copy_async(&shifts[side][threadIdx.x], lse + at, there);
+                copy_async(&means[side][threadIdx.x], delta + at, there);
+            }
+        }
+        commit();
+    };
     fill<D, ROWS>(keys, place.q + place.hidden, place.stride, first, shape.length, shape.dim);
     fill<D, ROWS>(values, place.q + 2 * place.hidden, place.stride, first, shape.length, shape.dim);
+    fetch(first, 0);
 
+    const float scale = shape.scale * LOG2_E;
     float key_sums[D / 8][4], value_sums[D / 8][4];
     clear(key_sums);
     clear(value_sums);
-    for (int tile = first; tile < shape.length; tile += N) {
-        __syncthreads();
-        fill<D, N>(queries, place.q, place.stride, tile, shape.length, shape.dim);
-        fill<D, N>(upper, dout + place.rows * place.hidden + place.head * shape.dim, place.hidden, tile, shape.length,
-                   shape.dim);
-        if (threadIdx.x < N) {
-            const bool inside = tile + threadIdx.x < shape.length;
-            shifts[threadIdx.x] = inside ? lse[place.statistics + tile + threadIdx.x] : 0.0f;
-            means[threadIdx.x] = inside ? delta[place.statistics + tile + threadIdx.x] : 0.0f;
-        }
+    for (int tile = first, side = 0; tile < shape.length; tile += N, side ^= 1) {
+        fetch(tile + N, side ^ 1);
+        wait<1>();
         __syncthreads();
         float scores[N / 8][4], slopes[N / 8][4];
         clear(scores);
         clear(slopes);
-        over_columns<D, N>(scores, keys, mine, queries);
-        over_columns<D, N>(slopes, values, mine, upper);
+        over_columns<D, N>(scores, keys, mine, queries[side]);
+        over_columns<D, N>(slopes, values, mine, upper[side]);
 #pragma unroll
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int at = n * 8 + (lane & 3) * 2 + (i & 1), query = tile + at;
                 const bool seen = row + 8 * (i >> 1) <= query && query < shape.length;
-                const float p = seen ? exponential(scores[n][i] * shape.scale - shifts[at]) : 0.0f;
+                const float p =
+                    seen ? power_of_two(fmaf(scores[n][i], scale, -(shifts[side][at] * LOG2_E))) : 0.0f;
                 scores[n][i] = p;
-                slopes[n][i] = seen ? p * (slopes[n][i] - means[at]) * shape.scale : 0.0f;
+                slopes[n][i] = seen ? p * (slopes[n][i] - means[side][at]) * shape.scale : 0.0f;
             }
-        over_rows<D, N>(value_sums, scores, upper);
-        over_rows<D, N>(key_sums, slopes, queries);
+        over_rows<D, N>(value_sums, scores, upper[side]);
+        over_rows<D, N>(key_sums, slopes, queries[side]);
+        __syncthreads();
     }
     u16* to = dqkv + (place.q - qkv);
     store_rows<D>(to + place.hidden, place.stride, first + mine, shape.length, shape.dim, key_sums, 1.0f, 1.0f);

@@ -136,12 +136,3 @@ __device__ __forceinline__ void fold_amax(const T* x, u32* amax, u32* flag, i64 
 KERNEL(amax_bf16, 256)(const u16* x, u32* amax, u32* flag, i64 length) { fold_amax(x, amax, flag, length); }
 
 KERNEL(amax_f32, 256)(const float* x, u32* amax, u32* flag, i64 length) { fold_amax(x, amax, flag, length); }
-
-// out[j] = partial[0, j] + partial[1, j] + ..: the tiles of a column, ascending.
-KERNEL(finish_columns, 128)(const float* partial, float* out, int tiles, int columns) {
-    const int column = blockIdx.x * blockDim.x + threadIdx.x;
-    if (column >= columns) return;
-    float total = partial[column];
-    for (int tile = 1; tile < tiles; tile++) total += partial[(i64)tile * columns + column];
-    out[column] = total;
-}

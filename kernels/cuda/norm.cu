@@ -1,8 +1,8 @@
 // Layer norm over rows. Statistics in fp32; variance 1e-5 is added to.
 //
 // Sums over a row: each thread adds its elements ascending, a warp folds as a tree, warps ascending. Gradients of gain and
-// bias: 32 threads of a column add every 32nd row ascending, and are folded as a tree.
-#include "common.cuh"
+// bias: in pieces of 64 rows, of which 32 threads of a column have two each and are folded as a tree; pieces ascending.
+#include "tile.cuh"
 
 constexpr int ROW_THREADS = 256;
 // Groups of eight elements that a thread keeps in registers; longer rows are read again.
@@ -150,21 +150,25 @@ KERNEL(layer_norm_backward, ROW_THREADS)
     }
 }
 
-// Gradients of gain and bias: dgamma[j] = Σ dy[i, j] · normal[i, j], dbeta[j] = Σ dy[i, j]. A block has 64 columns.
+// Gradients of gain and bias: dgamma[j] = Σ dy[i, j] · normal[i, j], dbeta[j] = Σ dy[i, j]. A block has 64 columns and rows.
+// `partial` holds both, one after the other, for each piece; `finished` is zero before and after.
 KERNEL(layer_norm_gradients, 256)
-(const u16* x, const u16* dy, const float* mean, const float* rstd, float* dgamma, float* dbeta, int rows, int columns) {
+(const u16* x, const u16* dy, const float* mean, const float* rstd, float* dgamma, float* dbeta, float* partial,
+ u32* finished, int rows, int columns) {
     __shared__ float sums[2][32][64 + 1];
     const int lane = threadIdx.x >> 3, column = blockIdx.x * 64 + (threadIdx.x & 7) * 8;
     const int count = min(max(columns - column, 0), 8);
     const bool wide = (columns & 7) == 0 && count == 8;
     float gain[8] = {}, bias[8] = {};
     if (count > 0) {
-#pragma unroll 4
-        for (int row = lane; row < rows; row += 32) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = blockIdx.y * 64 + half * 32 + lane;
+            if (row >= rows) continue;
             float g[8], n[8];
             load8(dy + (i64)row * columns + column, count, wide, g);
             load8(x + (i64)row * columns + column, count, wide, n);
-            const float center = mean[row], factor = rstd[row];
+            const float center = __ldg(mean + row), factor = __ldg(rstd + row);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 gain[i] += g[i] * ((n[i] - center) * factor);
@@ -186,8 +190,11 @@ KERNEL(layer_norm_gradients, 256)
         }
     }
     __syncthreads();
+    float* const second = partial + (i64)gridDim.y * columns;
     if (threadIdx.x < 128) {
         const int j = threadIdx.x & 63, to = blockIdx.x * 64 + j;
-        if (to < columns) (threadIdx.x < 64 ? dgamma : dbeta)[to] = sums[threadIdx.x >> 6][0][j];
+        float* row = threadIdx.x < 64 ? partial : second;
+        if (to < columns) row[(i64)blockIdx.y * columns + to] = sums[threadIdx.x >> 6][0][j];
     }
+    if (add_partial(partial, dgamma, finished, 64, columns)) add_rows(second, dbeta, 64, columns);
 }

@@ -36,26 +36,32 @@ KERNEL(sum_squares, 256)(const float* gradient, float factor, float* partials, i
     if (lane == 0 && count > 0) partials[piece] = sum;
 }
 
-// norm = √(Σ partials), in sixteen lanes; clip = min(1, limit / (norm + 1e-6)), 1 for an infinite limit. The flag is raised
-// if the norm is not finite, or if any of `flags` is. One warp.
-KERNEL(settle, 32)
+// norm = √(Σ partials): 512 lanes add every 512th ascending, and are folded as a tree. clip = min(1, limit / (norm + 1e-6)),
+// 1 for an infinite limit. The flag is raised if the norm is not finite, or if any of `flags` is. One block.
+KERNEL(settle, 512)
 (const float* partials, i64 count, const u32* flags, int ranks, float limit, float* norm, float* clip, u32* flag) {
-    const int lane = threadIdx.x & 15;
+    __shared__ float lanes[512];
     float sum = 0.0f;
-    i64 i = lane;
-    for (; i + 31 * 16 < count; i += 32 * 16) {
-        float x[32];
+    i64 i = threadIdx.x;
+    for (; i + 7 * 512 < count; i += 8 * 512) {
+        float x[8];
 #pragma unroll
-        for (int k = 0; k < 32; k++) x[k] = partials[i + k * 16];
+        for (int k = 0; k < 8; k++) x[k] = __ldg(partials + i + k * 512);
 #pragma unroll
-        for (int k = 0; k < 32; k++) sum += x[k];
+        for (int k = 0; k < 8; k++) sum += x[k];
     }
-    for (; i < count; i += 16) sum += partials[i];
-    const float value = sqrtf(fold_lanes(sum));
+    for (; i < count; i += 512) sum += __ldg(partials + i);
+    lanes[threadIdx.x] = sum;
+    for (int width = 256; width > 0; width >>= 1) {
+        __syncthreads();
+        if (threadIdx.x < width) lanes[threadIdx.x] += lanes[threadIdx.x + width];
+    }
+    if (threadIdx.x >= 32) return;
     u32 raised = 0;
     for (int rank = threadIdx.x; rank < ranks; rank += 32) raised |= flags[rank];
     raised = __reduce_or_sync(EVERY_LANE, raised);
     if (threadIdx.x != 0) return;
+    const float value = sqrtf(lanes[0]);
     *norm = value;
     const float factor = limit / (value + 1e-6f);
     *clip = __float_as_uint(limit) < INFINITY_BITS && factor < 1.0f ? factor : 1.0f;

@@ -3,8 +3,8 @@
 // A block of 128 threads has a tile of 64 rows × 64 columns; a thread has 4 rows × 8 columns. Bytes are transposed 4 × 4 in
 // registers, then through shared memory, so that both layouts are written in runs of 64 bytes.
 //
-// Column sums, where asked for, go to one row per tile: the 4 rows of a thread ascending, then the 16 threads of a column
-// ascending. `finish_columns` adds the tiles ascending.
+// Column sums, where asked for: the 4 rows of a thread ascending, then the 16 threads of a column ascending, then the tiles
+// ascending. The last of the blocks of a column to finish adds the tiles; which one that is changes nothing.
 #pragma once
 
 #include "common.cuh"
@@ -21,8 +21,36 @@ struct Sink {
     const float* scale;  // 1: in force
     u32* amax;           // 1: staging entry of the cell, as bits
     u32* flag;           // 1: raised if a value is infinite or NaN
-    float* column_sums;  // ceil(rows / 64) × columns
+    float* column_sums;  // columns
+    float* partial;      // ceil(rows / 64) × columns: scratch
+    u32* finished;       // ceil(columns / 64): zero before and after
 };
+
+// out[j] = partial[0, j] + partial[1, j] + ..: the pieces of this block's columns, ascending.
+__device__ __forceinline__ void add_rows(const float* partial, float* out, int width, int columns) {
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        const int column = blockIdx.x * width + i;
+        if (column >= columns) continue;
+        float total = __ldcg(partial + column);
+        for (int piece = 1; piece < gridDim.y; piece++) total += __ldcg(partial + (i64)piece * columns + column);
+        out[column] = total;
+    }
+}
+
+// Called by all threads of each block of a grid of columns × pieces, after the block has written its row of `partial`: the
+// last one adds the rows, and is told that it was the last. `width` columns belong to a block.
+__device__ __forceinline__ bool add_partial(const float* partial, float* out, u32* finished, int width, int columns) {
+    __shared__ bool last;
+    __threadfence(); // the row is visible before the count is
+    __syncthreads();
+    // Counts up to the number of blocks, then starts again from zero.
+    if (threadIdx.x == 0) last = atomicInc(finished + blockIdx.x, gridDim.y - 1) == gridDim.y - 1;
+    __syncthreads();
+    if (!last) return false;
+    __threadfence();
+    add_rows(partial, out, width, columns);
+    return true;
+}
 
 template <class Format, class Producer>
 __device__ __forceinline__ void cast_tile(const Producer& producer, const Sink& sink, int rows, int columns) {
@@ -109,7 +137,7 @@ __device__ __forceinline__ void cast_tile(const Producer& producer, const Sink& 
             float total = sums[0][threadIdx.x];
 #pragma unroll
             for (int i = 1; i < TILE / 4; i++) total += sums[i][threadIdx.x];
-            sink.column_sums[(i64)blockIdx.y * columns + at] = total;
+            sink.partial[(i64)blockIdx.y * columns + at] = total;
         }
     }
     if (sink.transposed) {
@@ -131,4 +159,5 @@ __device__ __forceinline__ void cast_tile(const Producer& producer, const Sink& 
             }
         }
     }
+    if (sink.column_sums) add_partial(sink.partial, sink.column_sums, sink.finished, TILE, columns);
 }

@@ -13,7 +13,7 @@ use qeffect_core::scaling::ScaleRule;
 use qeffect_kernels::cache::Cache;
 use qeffect_kernels::compile::Compiler;
 use qeffect_kernels::launch::attention::AttentionShape;
-use qeffect_kernels::launch::cast::{Codes, ColumnSums, Normalised, Outputs, partial_sums};
+use qeffect_kernels::launch::cast::{Codes, ColumnScratch, ColumnSums, Normalised, Outputs, TILE, partial_sums};
 use qeffect_kernels::launch::norm::{Residual, Statistics};
 use qeffect_kernels::launch::optimizer::{AdamW, NORM_PIECE, Parameter, Settled};
 use qeffect_kernels::memory::Element;
@@ -90,7 +90,9 @@ impl Bench {
         let (codes, transposed) = (self.zeros::<u8>(wide)?, self.zeros::<u8>(wide)?);
         let numbers = self.zeros::<f32>(16)?;
         let (scale, flags) = (Buffer::from_host(&self.context, &[1.0f32])?, self.zeros::<u32>(1)?);
-        let partial = self.zeros::<f32>(partial_sums(rows, ffn))?;
+        let partial = self.zeros::<f32>(2 * partial_sums(rows, ffn))?;
+        let finished = self.zeros::<u32>(ffn.div_ceil(TILE))?;
+        let scratch = |set: usize| ColumnScratch { partial: partial[set].span(), finished: finished[set].span() };
         let sums = self.zeros::<f32>(ffn)?;
         let (gamma, beta) = (self.zeros::<f32>(hidden)?, self.zeros::<f32>(hidden)?);
         let (mean, rstd) = (self.zeros::<f32>(rows)?, self.zeros::<f32>(rows)?);
@@ -105,8 +107,8 @@ impl Bench {
                 amax: numbers[set].span().element(4),
             }),
             column_sums: columns.map(|columns| ColumnSums {
-                partial: partial[set].span(),
                 out: sums[set].span().part(0..columns).expect("inside"),
+                scratch: scratch(set),
             }),
             flag: Some(flags[set].span()),
         };
@@ -148,7 +150,8 @@ impl Bench {
         })?;
         self.time("norm gradients", len * 4, LAUNCHES, |stream, set| {
             let (x, dy) = (part(&x[set], len), part(&dy[set], len));
-            k.layer_norm_gradients(stream, x, dy, shape, statistics(set), gamma[set].span(), beta[set].span())
+            let (dgamma, dbeta) = (gamma[set].span(), beta[set].span());
+            k.layer_norm_gradients(stream, x, dy, shape, statistics(set), dgamma, dbeta, scratch(set))
         })?;
         self.time("add", len * 6, LAUNCHES, |stream, set| {
             k.add(stream, part(&x[set], len), part(&dy[set], len), part(&values[set], len))

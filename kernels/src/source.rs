@@ -36,7 +36,7 @@ sources! {
     /// Casts to FP8, with what is fused into them.
     CAST = "cast.cu" {
         cast_bf16_e4m3, cast_bf16_e5m2, cast_f32_e4m3, cast_norm_e4m3, cast_gelu_e4m3, cast_gelu_backward_e5m2,
-        cast_loss_e5m2, amax_bf16, amax_f32, finish_columns,
+        cast_loss_e5m2, amax_bf16, amax_f32,
     }
     /// Delayed scaling.
     SCALE = "scale.cu" { roll_scales }
@@ -51,7 +51,7 @@ sources! {
     /// Norm of the gradients, clipping, AdamW.
     OPTIMIZER = "optimizer.cu" { sum_squares, settle, adamw_e4m3, adamw }
     /// Causal attention.
-    ATTENTION = "attention.cu", shared 65536 {
+    ATTENTION = "attention.cu", shared 90112 {
         attention_forward_32, attention_forward_64, attention_forward_128, attention_queries_32, attention_queries_64,
         attention_queries_128, attention_keys_32, attention_keys_64, attention_keys_128,
     }

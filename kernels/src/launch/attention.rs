@@ -79,11 +79,9 @@ impl AttentionShape {
         [self.length.div_ceil(ROWS), self.sequences * self.heads]
     }
 
-    /// Bytes of shared memory for a number of blocks of 64 rows and two tiles.
-    fn shared(&self, blocks: usize) -> usize {
-        let padded = PADDED[self.padded()];
-        let tile = if padded > 64 { 32 } else { 64 };
-        (blocks * ROWS + 2 * tile) * (padded + 8) * 2
+    /// Bytes of shared memory for a number of blocks of 64 rows, and twice two tiles of the other side.
+    fn shared(&self, blocks: usize, tile: usize) -> usize {
+        (blocks * ROWS + 4 * tile) * (PADDED[self.padded()] + 8) * 2
     }
 }
 
@@ -102,7 +100,7 @@ impl Kernels {
         expect(kernel, "qkv", qkv, shape.tokens() * 3 * shape.hidden())?;
         expect(kernel, "out", out, shape.tokens() * shape.hidden())?;
         expect(kernel, "lse", lse, shape.statistics())?;
-        let shared = shape.shared(1);
+        let shared = shape.shared(1, 64);
         self.launch(stream, kernel, shape.grid(), THREADS, shared, &[&qkv, &out, &lse, &argument])
     }
 
@@ -125,7 +123,7 @@ impl Kernels {
         expect(kernel, "dqkv", dqkv, qkv.len())?;
         expect(kernel, "delta", delta, shape.statistics())?;
         let arguments: [&dyn Argument; 6] = [&qkv, &dout, &lse, &dqkv, &delta, &argument];
-        let shared = shape.shared(2);
+        let shared = shape.shared(2, if shape.padded() == 2 { 32 } else { 64 });
         self.launch(stream, kernel, shape.grid(), THREADS, shared, &arguments)?;
         let kernel = ["attention_keys_32", "attention_keys_64", "attention_keys_128"][shape.padded()];
         self.launch(stream, kernel, shape.grid(), THREADS, shared, &arguments)

@@ -29,13 +29,35 @@ pub struct Codes {
     pub amax: Option<Span<f32>>,
 }
 
-/// Sums of columns, and the partial sums that they are made of.
+/// Sums of columns, and what they are made in.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ColumnSums {
-    /// At least [`partial_sums`] elements: scratch.
-    pub partial: Span<f32>,
     /// One per column.
     pub out: Span<f32>,
+    /// For partial sums.
+    pub scratch: ColumnScratch,
+}
+
+/// Scratch of sums over columns. Kernels that may run at once need one each.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ColumnScratch {
+    /// At least [`partial_sums`] elements.
+    pub partial: Span<f32>,
+    /// At least one per [`TILE`] columns: zero when first used, and left so.
+    pub finished: Span<u32>,
+}
+
+impl ColumnScratch {
+    pub(crate) fn expect(&self, kernel: &'static str, partial: usize, columns: usize) -> Result {
+        let short = |operand, expected, found| Err(Error::Length { kernel, operand, expected, found });
+        if self.partial.len() < partial {
+            return short("scratch.partial", partial, self.partial.len());
+        }
+        if self.finished.len() < columns.div_ceil(TILE) {
+            return short("scratch.finished", columns.div_ceil(TILE), self.finished.len());
+        }
+        Ok(())
+    }
 }
 
 /// Elements of scratch that column sums need.
@@ -68,6 +90,8 @@ pub(crate) struct Sink {
     amax: u64,
     flag: u64,
     column_sums: u64,
+    partial: u64,
+    finished: u64,
 }
 plain_arguments!(Sink);
 
@@ -90,10 +114,7 @@ impl Outputs {
         }
         if let Some(sums) = &self.column_sums {
             expect(kernel, "column_sums.out", sums.out, columns)?;
-            let (expected, found) = (partial_sums(rows, columns), sums.partial.len());
-            if found < expected {
-                return Err(Error::Length { kernel, operand: "column_sums.partial", expected, found });
-            }
+            sums.scratch.expect(kernel, partial_sums(rows, columns), columns)?;
         }
         let codes = self.codes;
         Ok(Sink {
@@ -104,7 +125,9 @@ impl Outputs {
             scale: optional(codes.map(|codes| codes.scale)),
             amax: optional(codes.and_then(|codes| codes.amax)),
             flag: optional(self.flag),
-            column_sums: optional(self.column_sums.map(|sums| sums.partial)),
+            column_sums: optional(self.column_sums.map(|sums| sums.out)),
+            partial: optional(self.column_sums.map(|sums| sums.scratch.partial)),
+            finished: optional(self.column_sums.map(|sums| sums.scratch.finished)),
         })
     }
 }
@@ -151,15 +174,7 @@ impl Kernels {
         let mut arguments = inputs.to_vec();
         arguments.extend([&sink as &dyn Argument, &down, &across]);
         let grid = [columns.div_ceil(TILE), rows.div_ceil(TILE)];
-        self.launch(stream, kernel, grid, THREADS, 0, &arguments)?;
-        self.finish_columns(stream, outputs, rows, columns)
-    }
-
-    pub(crate) fn finish_columns(&self, stream: &CudaStream, outputs: &Outputs, rows: usize, columns: usize) -> Result {
-        let Some(sums) = outputs.column_sums else { return Ok(()) };
-        let (tiles, across) = (rows.div_ceil(TILE) as i32, columns as i32);
-        let grid = [columns.div_ceil(128), 1];
-        self.launch(stream, "finish_columns", grid, 128, 0, &[&sums.partial, &sums.out, &tiles, &across])
+        self.launch(stream, kernel, grid, THREADS, 0, &arguments)
     }
 
     /// Codes, and column sums, of a stored matrix.

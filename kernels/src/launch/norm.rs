@@ -3,6 +3,7 @@
 use cudarc::driver::CudaStream;
 use half::bf16;
 
+use super::cast::{ColumnScratch, TILE, partial_sums};
 use crate::error::Result;
 use crate::memory::Span;
 use crate::module::{Kernels, dimension, expect, expect_if, optional};
@@ -103,7 +104,7 @@ impl Kernels {
         self.launch(stream, kernel, [rows, 1], THREADS, 0, &arguments)
     }
 
-    /// Gradients of gain and bias: sums over rows.
+    /// Gradients of gain and bias: sums over rows. The scratch holds twice [`partial_sums`].
     pub fn layer_norm_gradients(
         &self,
         stream: &CudaStream,
@@ -113,6 +114,7 @@ impl Kernels {
         statistics: Statistics,
         dgamma: Span<f32>,
         dbeta: Span<f32>,
+        scratch: ColumnScratch,
     ) -> Result {
         let kernel = "layer_norm_gradients";
         let (down, across) = (dimension(kernel, "rows", rows)?, dimension(kernel, "columns", columns)?);
@@ -122,7 +124,10 @@ impl Kernels {
         expect(kernel, "dbeta", dbeta, columns)?;
         statistics.expect(kernel, rows)?;
         let Statistics { mean, rstd } = statistics;
-        let arguments: [&dyn crate::module::Argument; 8] = [&x, &dy, &mean, &rstd, &dgamma, &dbeta, &down, &across];
-        self.launch(stream, kernel, [columns.div_ceil(64), 1], 256, 0, &arguments)
+        scratch.expect(kernel, 2 * partial_sums(rows, columns), columns)?;
+        let ColumnScratch { partial, finished } = scratch;
+        let arguments: [&dyn crate::module::Argument; 10] =
+            [&x, &dy, &mean, &rstd, &dgamma, &dbeta, &partial, &finished, &down, &across];
+        self.launch(stream, kernel, [columns.div_ceil(TILE), rows.div_ceil(TILE)], 256, 0, &arguments)
     }
 }

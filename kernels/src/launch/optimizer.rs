@@ -140,7 +140,7 @@ impl Kernels {
         let (count, ranks) = (partials.len() as i64, flags.len() as i32);
         let arguments: [&dyn Argument; 8] =
             [&partials, &count, &flags, &ranks, &limit, &settled.norm, &settled.clip, &settled.flag];
-        self.launch(stream, kernel, [1, 1], 32, 0, &arguments)
+        self.launch(stream, kernel, [1, 1], 512, 0, &arguments)
     }
 
     /// A step over any run of elements; with `copy`, also the nearest bf16 of each new weight.
@@ -171,7 +171,6 @@ impl Kernels {
         let (adam, sink) = (adam.argument(kernel)?, outputs.sink(kernel, rows, columns)?);
         let arguments: [&dyn Argument; 8] = [&adam, &gradient, &weight, &first, &second, &sink, &down, &across];
         let grid = [columns.div_ceil(TILE), rows.div_ceil(TILE)];
-        self.launch(stream, kernel, grid, 128, 0, &arguments)?;
-        self.finish_columns(stream, outputs, rows, columns)
+        self.launch(stream, kernel, grid, 128, 0, &arguments)
     }
 }

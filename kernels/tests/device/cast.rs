@@ -3,7 +3,9 @@
 use half::bf16;
 use qeffect_core::fp8::{self, Fp8};
 use qeffect_kernels::Buffer;
-use qeffect_kernels::launch::cast::{Codes, ColumnSums, LossGradient, Normalised, Outputs, partial_sums};
+use qeffect_kernels::launch::cast::{
+    Codes, ColumnScratch, ColumnSums, LossGradient, Normalised, Outputs, TILE, partial_sums,
+};
 
 use crate::rig::{Rig, SHAPES, bf16_bits, bits, close, floats, numbers, rig, rounded, values};
 
@@ -18,6 +20,7 @@ struct Made {
     amax: Buffer<f32>,
     flag: Buffer<u32>,
     partial: Buffer<f32>,
+    finished: Buffer<u32>,
     sums: Buffer<f32>,
 }
 
@@ -34,6 +37,7 @@ impl Made {
             amax: rig.upload(&[staged]),
             flag: rig.upload(&[0]),
             partial: rig.poisoned(partial_sums(shape.0, shape.1)),
+            finished: rig.upload(&vec![0; shape.1.div_ceil(TILE)]),
             sums: rig.poisoned(shape.1),
         }
     }
@@ -48,7 +52,10 @@ impl Made {
                 scale_inv: self.scale_inv.span(),
                 amax: Some(self.amax.span()),
             }),
-            column_sums: Some(ColumnSums { partial: self.partial.span(), out: self.sums.span() }),
+            column_sums: Some(ColumnSums {
+                out: self.sums.span(),
+                scratch: ColumnScratch { partial: self.partial.span(), finished: self.finished.span() },
+            }),
             flag: Some(self.flag.span()),
         }
     }
@@ -68,6 +75,7 @@ impl Made {
         assert_eq!(self.flag.read().unwrap(), [u32::from(!finite)]);
         if finite {
             assert_eq!(bits(&self.sums.read().unwrap()), bits(&column_sums(values, rows, columns)));
+            assert!(self.finished.read().unwrap().iter().all(|count| *count == 0));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Layer norm against float64.
 
 use half::bf16;
+use qeffect_kernels::launch::cast::{ColumnScratch, partial_sums};
 use qeffect_kernels::launch::norm::{Normal, Residual, Statistics};
 
 use crate::rig::{bf16_bits, bits, close, floats, numbers, rig, rounded};
@@ -88,9 +89,21 @@ fn forward_and_backward_are_within_bounds_of_float64() {
         let sums: Vec<f32> = dx.iter().zip(floats(&bypass)).map(|(dx, by)| rounded(dx + by)).collect();
         assert_eq!(bits(&floats(&joined.read().unwrap())), bits(&sums), "fused = unfused");
 
+        let (partial, finished) =
+            (rig.poisoned::<f32>(2 * partial_sums(rows, columns)), rig.upload(&vec![0u32; columns.div_ceil(64)]));
+        let scratch = ColumnScratch { partial: partial.span(), finished: finished.span() };
         let (dgamma, dbeta) = (rig.poisoned::<f32>(columns), rig.poisoned::<f32>(columns));
         rig.kernels
-            .layer_norm_gradients(&rig.stream, total.span(), d.span(), shape, saved, dgamma.span(), dbeta.span())
+            .layer_norm_gradients(
+                &rig.stream,
+                total.span(),
+                d.span(),
+                shape,
+                saved,
+                dgamma.span(),
+                dbeta.span(),
+                scratch,
+            )
             .unwrap();
         let column = |f: &dyn Fn(usize) -> f64| -> Vec<f64> {
             (0..columns).map(|j| (0..rows).map(|row| f(row * columns + j)).sum()).collect()
