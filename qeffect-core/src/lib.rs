@@ -34,6 +34,7 @@ pub mod schedule;
 pub mod shadow;
 pub mod sim;
 pub mod slots;
+pub mod synth;
 pub mod tape;
 pub mod template;
 pub mod text;

@@ -428,11 +428,12 @@
     try { history.replaceState(null, "", hash || location.pathname + location.search); } catch { /* some viewers forbid it */ }
   }
   function recall() {
+    let wanted = null;
     for (const part of location.hash.slice(1).split("&")) {
       const [name, value = ""] = part.split("=");
       if (name === "pin") {
         const [scene, bar] = value.split(".").map(Number);
-        if (scenes[scene] && bar >= 0 && bar < scenes[scene].kind.length) pinned = { scene: scenes[scene], bar };
+        if (scenes[scene] && bar >= 0 && bar < scenes[scene].kind.length) wanted = { scene: scenes[scene], bar };
       } else if (name === "time") {
         const [from, to] = value.split("..").map(Number);
         if (to > from) move(from, to);
@@ -440,6 +441,7 @@
       } else if (name === "beside") beside(true);
       else if (name === "dark" || name === "light") root.dataset.theme = name;
     }
+    if (wanted) pin(wanted);
   }
 
   function pin(focus) {

@@ -1,0 +1,81 @@
+//! The automatic scheduler against the schedules of this crate, under the memory limit of each.
+
+use std::time::{Duration, Instant};
+
+use qeffect_core::ids::Rank;
+use qeffect_core::index::Index;
+use qeffect_core::schedule::Costs;
+use qeffect_core::sim::{CostModel, peak_memory, run};
+use qeffect_core::synth::{Objective, Request, Shape, synthesize};
+use qeffect_schedules::{Entry, library};
+
+/// A request with the sizes of a schedule and the memory that it takes.
+fn request(entry: &Entry, ranks: i64, microbatches: i64, costs: CostModel, objective: Objective) -> Request {
+    let checked = entry.checked(ranks, microbatches).expect("the library is right");
+    let schedule = &checked.schedule;
+    let limit = (0..schedule.ranks).map(|rank| peak_memory(schedule, Rank(rank), 2, 1)).max().expect("a rank");
+    Request {
+        ranks: schedule.ranks,
+        stages: schedule.stages,
+        microbatches: schedule.microbatches,
+        costs,
+        tape: 2,
+        work: 1,
+        limit,
+        shape: Shape::Any,
+        objective,
+    }
+}
+
+fn uniform(f: i64, i: i64, w: i64, latency: i64) -> CostModel {
+    CostModel { latency, ..CostModel::uniform(Costs { f, i, w }) }
+}
+
+#[test]
+fn never_worse_than_a_schedule_of_the_library_under_its_limit() {
+    let (mut cases, mut alone) = (0, 0);
+    for entry in library().iter().filter(|entry| !entry.eval) {
+        for ranks in [1, 2, 4] {
+            for microbatches in [4, 8, 16] {
+                for (f, i, w, latency) in [(1, 1, 1, 0), (4, 5, 3, 0), (4, 5, 3, 2), (3, 2, 4, 1)] {
+                    for objective in [Objective::Makespan, Objective::Idle] {
+                        let costs = uniform(f, i, w, latency);
+                        let request = request(entry, ranks, microbatches, costs.clone(), objective);
+                        let given = entry.checked(ranks, microbatches).expect("the library is right").into_owned();
+                        let index = Index::new(&given.schedule);
+                        let timeline = run(&given.schedule, &index, &costs).expect("it is checked");
+                        let quality = |makespan: i64, idle: i64| match objective {
+                            Objective::Makespan => (makespan, idle),
+                            Objective::Idle => (idle, makespan),
+                        };
+                        let known = quality(timeline.makespan, timeline.idle());
+                        let best = synthesize(&request, std::slice::from_ref(&given)).expect("the given one fits");
+                        assert!(quality(best.makespan, best.idle) <= known, "{} {request:?}", entry.name);
+                        assert!(best.memory.iter().all(|peak| *peak <= request.limit));
+                        let found = synthesize(&request, &[]).expect("feasible");
+                        cases += 1;
+                        alone += u32::from(quality(found.makespan, found.idle) <= known);
+                    }
+                }
+            }
+        }
+    }
+    // By itself it equals or beats nearly all of them; where it does not, the given one is taken.
+    assert!(alone * 100 >= cases * 95, "{alone} of {cases}");
+}
+
+#[test]
+fn sixteen_ranks_and_64_microbatches_take_seconds() {
+    for entry in library().iter().filter(|entry| ["zb_h1", "zb_v"].contains(&entry.name)) {
+        let given = entry.checked(16, 64).expect("the library is right").into_owned();
+        let mut request = request(entry, 16, 64, uniform(10, 12, 7, 3), Objective::Makespan);
+        let costs = |s: u32| Costs { f: 10 + i64::from(s % 3), i: 12 + i64::from(s % 2), w: 7 };
+        request.costs.stages = (0..request.stages).map(costs).collect();
+        let start = Instant::now();
+        let first = synthesize(&request, std::slice::from_ref(&given)).expect("feasible");
+        let took = start.elapsed();
+        println!("{}: {took:.2?}, makespan {}", entry.name, first.makespan);
+        assert_eq!(synthesize(&request, std::slice::from_ref(&given)), Ok(first));
+        assert!(took < Duration::from_secs(20), "{took:?}");
+    }
+}
