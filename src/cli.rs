@@ -3,7 +3,7 @@
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | the schedule is refused, or two schedules differ |
+//! | 1 | the schedule is refused, two schedules differ, or no schedule keeps the limit |
 //! | 2 | the command line is wrong |
 //! | 3 | a file cannot be read or written |
 
@@ -17,6 +17,7 @@ mod output;
 mod show;
 mod simulate;
 mod source;
+mod synthesize;
 
 use std::process::ExitCode;
 
@@ -86,6 +87,8 @@ enum ScheduleCommand {
     Convert(convert::Convert),
     /// Compare two schedules
     Diff(diff::Diff),
+    /// Find a schedule for given costs and a memory limit
+    Synthesize(synthesize::Synthesize),
 }
 
 /// Runs the command line of this process.
@@ -106,6 +109,7 @@ fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
         Command::Schedule(ScheduleCommand::Simulate(args)) => args.run(screen),
         Command::Schedule(ScheduleCommand::Convert(args)) => args.run(screen),
         Command::Schedule(ScheduleCommand::Diff(args)) => args.run(screen),
+        Command::Schedule(ScheduleCommand::Synthesize(args)) => args.run(screen),
         Command::Explain(args) => args.run(screen),
         Command::Completions { shell } => {
             let mut text = Vec::new();

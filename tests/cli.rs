@@ -239,6 +239,7 @@ fn help_explains_and_completions_complete() {
         vec!["schedule", "simulate"],
         vec!["schedule", "convert"],
         vec!["schedule", "diff"],
+        vec!["schedule", "synthesize"],
         vec!["explain"],
     ] {
         let mut args = command.clone();
@@ -256,4 +257,39 @@ fn help_explains_and_completions_complete() {
     assert_eq!((code, text.starts_with("QE0401: ranks wait for each other")), (0, true));
     let (all, _) = json(&["--json", "explain", "--list"]);
     assert_eq!(all.as_array().map(Vec::len), Some(qeffect::core::code::Code::ALL.len()));
+}
+
+#[test]
+fn synthesize_finds_what_is_no_worse_than_the_library() {
+    let folder = Folder::new("synthesize");
+    let file = folder.path("best.json");
+    let args = ["schedule", "synthesize", "-p", "4", "-m", "8", "--costs", "10,12,7", "--limit", "4", "-o", &file];
+    let (text, code) = out(&args);
+    assert_eq!(code, 0, "{text}");
+    let (value, _) = json(&["--json", "schedule", "simulate", &file, "--costs", "10,12,7"]);
+    assert!(value["makespan"].as_i64().unwrap() <= 277, "ZB-H1 takes 277 with the same memory: {value}");
+    assert!(value["ranks"].as_array().unwrap().iter().all(|rank| rank["slots"].as_i64().unwrap() <= 4));
+    // The V placement and its known schedule without idle time.
+    let (value, _) = json(&[
+        "--json",
+        "schedule",
+        "synthesize",
+        "-p",
+        "4",
+        "-m",
+        "8",
+        "-v",
+        "2",
+        "--limit",
+        "8",
+        "--objective",
+        "idle",
+    ]);
+    assert_eq!((&value["idle"], &value["ok"]), (&0.into(), &true.into()));
+    assert!(
+        fails(&["schedule", "synthesize", "-v", "2", "--limit", "1"], 1)
+            .contains("one microbatch of each stage of a rank takes 2")
+    );
+    assert!(fails(&["schedule", "synthesize", "-m", "0"], 2).contains("0 microbatches"));
+    assert!(fails(&["schedule", "synthesize", "-p", "100000", "-v", "100000"], 2).contains("more stages"));
 }

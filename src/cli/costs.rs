@@ -49,8 +49,17 @@ impl CostArgs {
     ///
     /// If the costs cannot be read, are negative, or belong to another number of stages.
     pub fn model(&self, checked: &Checked) -> Result<CostModel, Failure> {
+        self.model_for(checked.schedule.stages)
+    }
+
+    /// The cost model for that many stages.
+    ///
+    /// # Errors
+    ///
+    /// As [`CostArgs::model`].
+    pub fn model_for(&self, stages_wanted: u32) -> Result<CostModel, Failure> {
         let File { stages, latency, overlap } = self.read()?;
-        let count = checked.schedule.stages as usize;
+        let count = stages_wanted as usize;
         if stages.len() != 1 && stages.len() != count {
             let message = format!("costs of {} stages, but the schedule has {count}", stages.len());
             return Err(Failure::Usage(message));
