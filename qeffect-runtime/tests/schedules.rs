@@ -64,12 +64,8 @@ fn every_schedule_gives_the_bits_of_the_unsplit_model() {
                 let name = format!("{recipe}, {} on {ranks} ranks", entry.name);
                 let checked = entry.checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
                 let stages = config.stages(&config.split(checked.schedule.stages as usize).unwrap()).unwrap();
-                let session = SessionConfig {
-                    optim: OPTIM,
-                    tokens: config.tokens(),
-                    seed: 1,
-                    allow_order_dependent: false,
-                };
+                let session =
+                    SessionConfig { optim: OPTIM, tokens: config.tokens(), seed: 1, allow_order_dependent: false };
                 let mut session = Session::new(checked, stages, session).unwrap();
                 let evaluation = entry.evaluation().checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
                 let evaluation = session.evaluation(evaluation).unwrap();
