@@ -1,4 +1,4 @@
-//! Every schedule of the library, on 1, 2 and 4 ranks, gives the bits of the unsplit model.
+//! Every schedule of the library, on 1, 2 and 4 ranks, gives the bits of the unsplit model, with evaluations in between.
 //!
 //! The reference is one stage on one rank, F(m) then its backward for m ascending, without plan, ledger, threads or
 //! messages. Compared after every one of 20 steps, which is several times through the amax history: the loss of each
@@ -91,6 +91,8 @@ fn every_schedule_gives_the_bits_of(recipe: &str) {
             let session_config =
                 SessionConfig { optim: OPTIM, tokens: config.tokens(), seed: 1, allow_order_dependent: false };
             let mut session = Session::new(checked, stages, session_config).unwrap();
+            let evaluation = entry.evaluation().checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
+            let evaluation = session.evaluation(evaluation).unwrap();
             for (step, want) in reference.iter().enumerate() {
                 let what = format!("{recipe}, {} on {ranks} ranks, step {step}", entry.name);
                 let report = session.step(batch(&config, step as u64, MICROBATCHES)).unwrap();
@@ -102,6 +104,10 @@ fn every_schedule_gives_the_bits_of(recipe: &str) {
                     "{what}"
                 );
                 assert_eq!(report.peaks, peaks, "{what}: what was live is what the plan says");
+                if step % 7 == 0 {
+                    // A look at other data leaves no trace, in this step's state or in those that follow.
+                    session.evaluate(&evaluation, batch(&config, 1000, MICROBATCHES)).unwrap();
+                }
                 let snapshot = session.snapshot().unwrap();
                 same(&want.values, &snapshot.values, &what);
                 for version in snapshot.versions {
