@@ -12,12 +12,13 @@ use qeffect_core::recipe::AmaxAlgo;
 use qeffect_core::scaling::ScaleRule;
 use qeffect_kernels::cache::Cache;
 use qeffect_kernels::compile::Compiler;
+use qeffect_kernels::gemm::{BlockScale, Matrix, Operands, Output, Product, Products, Scaling, Type, WORKSPACE};
 use qeffect_kernels::launch::attention::AttentionShape;
 use qeffect_kernels::launch::cast::{Codes, ColumnScratch, ColumnSums, Normalised, Outputs, TILE, partial_sums};
 use qeffect_kernels::launch::norm::{Residual, Statistics};
 use qeffect_kernels::launch::optimizer::{AdamW, NORM_PIECE, Parameter, Settled};
 use qeffect_kernels::memory::Element;
-use qeffect_kernels::{Buffer, Kernels, Result, module};
+use qeffect_kernels::{Buffer, Kernels, Result, Span, module};
 
 type Fault = Box<dyn std::error::Error>;
 
@@ -231,6 +232,67 @@ impl Bench {
     }
 }
 
+impl Bench {
+    /// Times of matrix products, with the rate that they reach.
+    fn products(&self, hidden: usize, ffn: usize, rows: usize, group: usize) -> core::result::Result<(), Fault> {
+        println!("products of {rows} rows, {group} microbatches in a group");
+        let mut products = Products::open(&self.context, Some(Cache::standard().ok_or("no folder for a cache")?))?;
+        let bytes = |len: usize| -> Result<Buffer<u8>> {
+            let noise: Vec<u8> = (0..len).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8 & 0xBF).collect();
+            Buffer::from_host(&self.context, &noise)
+        };
+        let most = 3 * hidden.max(ffn) * hidden.max(rows * group);
+        let (left, right) = (bytes(most)?, bytes(most)?);
+        let out = Buffer::<f32>::poisoned(&self.context, 3 * hidden.max(ffn) * hidden)?;
+        let scales =
+            Buffer::from_host(&self.context, &vec![1.0f32; 3 * hidden.max(ffn) * (rows * group).div_ceil(128)])?;
+        let workspace = Buffer::<u8>::poisoned(&self.context, WORKSPACE)?;
+        // SAFETY: a part of a live buffer, whose alignment is that of an allocation.
+        let narrow = unsafe { Span::<bf16>::new(out.span().address(), 2 * out.span().len()) };
+        let (e4m3, e5m2) = (Type::E4M3, Type::E5M2);
+        let forward = |columns, depth| Product { fast: true, ..Product::fp8(rows, columns, depth, e4m3, e4m3) };
+        let input = |columns, depth| Product::fp8(rows, columns, depth, e5m2, e4m3);
+        let weight = |columns, depth| Product::weight_gradient(columns, depth, rows, e5m2, e4m3);
+        let coalesced = |columns, depth| Product {
+            depth: rows * group,
+            scaling: Scaling::Blocks { left: BlockScale::Vector, right: BlockScale::Square },
+            ..weight(columns, depth)
+        };
+        for (name, product) in [
+            ("qkv forward", forward(3 * hidden, hidden)),
+            ("fc1 forward", forward(ffn, hidden)),
+            ("fc2 forward", forward(hidden, ffn)),
+            ("fc1 input gradient", input(hidden, ffn)),
+            ("fc2 input gradient", input(ffn, hidden)),
+            ("fc1 weight gradient, a microbatch, added", weight(ffn, hidden)),
+            ("fc1 weight gradient, a group", coalesced(ffn, hidden)),
+        ] {
+            let plan = products.plan(&self.stream, product)?;
+            let Product { rows, columns, depth, .. } = product;
+            let (left_scales, right_scales) = product.scales();
+            let part = |buffer: &Buffer<u8>, len| buffer.span().part(0..len).ok_or("too small a buffer");
+            let scale = |len| scales.span().part(0..len);
+            let accumulate = product.out == Output::F32 && product.scaling == Scaling::Tensor;
+            let operands = Operands {
+                left: Matrix::Codes(part(&left, rows * depth)?),
+                right: Matrix::Codes(part(&right, columns * depth)?),
+                left_scale: scale(left_scales),
+                right_scale: scale(right_scales),
+                bias: None,
+                out: match product.out {
+                    Output::Bf16 => Matrix::Bf16(narrow.part(0..rows * columns).ok_or("too small a buffer")?),
+                    Output::F32 => Matrix::F32(out.span().part(0..rows * columns).ok_or("too small a buffer")?),
+                },
+                accumulate,
+            };
+            let moved = (rows + columns) * depth + rows * columns * product.out.size() * (1 + usize::from(accumulate));
+            self.time(name, moved, 16, |stream, _| plan.run(stream, &operands, workspace.span()))?;
+        }
+        println!("{} algorithms searched for", products.searched());
+        Ok(())
+    }
+}
+
 fn main() -> core::result::Result<(), Fault> {
     let context = module::context(0)?;
     let stream = context.new_stream()?;
@@ -238,5 +300,6 @@ fn main() -> core::result::Result<(), Fault> {
     let bench = Bench { context, stream, kernels };
     bench.activations(256, 2048, 8192, 16)?;
     bench.activations(256, 4096, 11008, 32)?;
-    bench.commit(11008, 4096)
+    bench.commit(11008, 4096)?;
+    bench.products(4096, 11008, 256, 8)
 }

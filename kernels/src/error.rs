@@ -85,6 +85,22 @@ pub enum Error {
         /// The driver's error.
         source: cudarc::driver::DriverError,
     },
+    /// A call into cuBLASLt failed.
+    #[error("cuBLASLt: {call} failed: {status}")]
+    Cublas {
+        /// The call.
+        call: &'static str,
+        /// Its status.
+        status: String,
+    },
+    /// A matrix product that the library does not take, or operands that are not those of the product.
+    #[error("{product}: {reason}")]
+    Product {
+        /// The product.
+        product: String,
+        /// Why.
+        reason: String,
+    },
     /// A launch that does not fit its kernel: a bug.
     #[error("{kernel}: {found}")]
     Argument {

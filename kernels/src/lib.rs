@@ -11,6 +11,7 @@ pub mod arch;
 pub mod cache;
 pub mod compile;
 pub mod error;
+pub mod gemm;
 pub mod launch;
 pub mod memory;
 pub mod module;

@@ -7,6 +7,7 @@ mod attention;
 mod cast;
 mod elementwise;
 mod embedding;
+mod gemm;
 mod loss;
 mod norm;
 mod optimizer;

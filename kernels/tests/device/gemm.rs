@@ -1,0 +1,358 @@
+//! Matrix products: bit for bit where sums are exact, within bounds of float64 elsewhere.
+
+use half::bf16;
+use qeffect_core::fp8::Fp8;
+use qeffect_kernels::cache::Cache;
+use qeffect_kernels::gemm::{
+    Algorithms, BlockScale, Matrix, Operands, Output, Plan, Product, Products, Scaling, Type, WORKSPACE,
+};
+use qeffect_kernels::{Buffer, arch::Arch};
+
+use crate::rig::{Rig, bf16_bits, bits, close, floats, numbers, rig, rounded};
+
+fn products(rig: &Rig) -> Products {
+    Products::open(&rig.context, Cache::standard()).unwrap()
+}
+
+fn format(of: Type) -> Fp8 {
+    if of == Type::E5M2 { Fp8::E5M2 } else { Fp8::E4M3 }
+}
+
+/// An operand on the device, and the values of its elements.
+struct Side {
+    codes: Buffer<u8>,
+    wide: Buffer<bf16>,
+    of: Type,
+    values: Vec<f32>,
+}
+
+impl Side {
+    fn new(rig: &Rig, of: Type, values: &[f32]) -> Side {
+        let values: Vec<f32> = match of {
+            Type::Bf16 => values.iter().map(|x| rounded(*x)).collect(),
+            _ => values.iter().map(|x| format(of).decode(format(of).encode(*x))).collect(),
+        };
+        let codes: Vec<u8> = values.iter().map(|x| format(of).encode(*x)).collect();
+        let wide: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
+        Side { codes: rig.upload(&codes), wide: rig.upload(&wide), of, values }
+    }
+
+    fn matrix(&self) -> Matrix {
+        if self.of == Type::Bf16 { Matrix::Bf16(self.wide.span()) } else { Matrix::Codes(self.codes.span()) }
+    }
+}
+
+/// Small integers: every partial sum is exact in any order.
+fn integers(seed: u64, len: usize) -> Vec<f32> {
+    numbers(seed, len).iter().map(|x| (x * 2.5).round()).collect()
+}
+
+/// Sums in float64 of row-major operands with their terms side by side.
+fn reference(rows: usize, columns: usize, depth: usize, left: &[f32], right: &[f32]) -> Vec<f64> {
+    (0..rows * columns)
+        .map(|i| {
+            let (a, b) = (&left[i / columns * depth..][..depth], &right[i % columns * depth..][..depth]);
+            a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+        })
+        .collect()
+}
+
+struct Bench<'a> {
+    rig: &'a Rig,
+    products: Products,
+    workspace: Buffer<u8>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(rig: &'a Rig) -> Bench<'a> {
+        Bench { rig, products: products(rig), workspace: rig.poisoned(WORKSPACE) }
+    }
+
+    fn plan(&mut self, product: Product) -> Plan {
+        self.products.plan(&self.rig.stream, product).unwrap()
+    }
+
+    fn run(&self, plan: &Plan, operands: &Operands) {
+        plan.run(&self.rig.stream, operands, self.workspace.span()).unwrap();
+    }
+}
+
+fn transposed(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    (0..rows * columns).map(|i| x[i % rows * columns + i / rows]).collect()
+}
+
+#[test]
+fn exact_sums_equal_the_host_bit_for_bit() {
+    let Some(rig) = rig() else { return };
+    let mut bench = Bench::new(rig);
+    let one = rig.upload(&[1.0f32]);
+    let pairs =
+        [(Type::E4M3, Type::E4M3), (Type::E5M2, Type::E4M3), (Type::E4M3, Type::E5M2), (Type::Bf16, Type::Bf16)];
+    for (rows, columns, depth) in [(16, 16, 16), (8, 48, 64), (256, 512, 256), (100, 272, 1024)] {
+        for (left_type, right_type) in pairs {
+            let left = Side::new(rig, left_type, &integers(1, rows * depth));
+            let right = Side::new(rig, right_type, &integers(2, columns * depth));
+            let bias: Vec<bf16> = integers(3, columns).iter().map(|x| bf16::from_f32(*x)).collect();
+            let bias_buffer = rig.upload(&bias);
+            let want = reference(rows, columns, depth, &left.values, &right.values);
+            let scale = left_type.is_fp8().then(|| one.span());
+            for (fast, with_bias) in [(false, false), (true, true)] {
+                let fast = fast && left_type.is_fp8();
+                let product =
+                    Product { fast, bias: with_bias, ..Product::fp8(rows, columns, depth, left_type, right_type) };
+                let plan = bench.plan(product);
+                let out = rig.poisoned::<bf16>(rows * columns);
+                let operands = Operands {
+                    left: left.matrix(),
+                    right: right.matrix(),
+                    left_scale: scale,
+                    right_scale: scale,
+                    bias: with_bias.then(|| bias_buffer.span()),
+                    out: Matrix::Bf16(out.span()),
+                    accumulate: false,
+                };
+                bench.run(&plan, &operands);
+                let with = |i: usize| want[i] + if with_bias { bias[i % columns].to_f64() } else { 0.0 };
+                let want: Vec<bf16> = (0..want.len()).map(|i| bf16::from_f64(with(i))).collect();
+                assert_eq!(bf16_bits(&out.read().unwrap()), bf16_bits(&want), "{product}");
+            }
+
+            let product = Product::weight_gradient(rows, columns, depth, left_type, right_type);
+            let plan = bench.plan(product);
+            let start = integers(4, rows * columns);
+            let out = rig.upload(&start);
+            let mut operands = Operands {
+                left: left.matrix(),
+                right: right.matrix(),
+                left_scale: scale,
+                right_scale: scale,
+                bias: None,
+                out: Matrix::F32(out.span()),
+                accumulate: true,
+            };
+            bench.run(&plan, &operands);
+            let sums: Vec<f32> = want.iter().zip(&start).map(|(sum, start)| *sum as f32 + start).collect();
+            assert_eq!(bits(&out.read().unwrap()), bits(&sums), "{product}");
+            operands.accumulate = false;
+            bench.run(&plan, &operands);
+            let sums: Vec<f32> = want.iter().map(|sum| *sum as f32).collect();
+            assert_eq!(bits(&out.read().unwrap()), bits(&sums), "{product}");
+        }
+        // bf16 operands stored the other way round.
+        let (a, b) = (integers(1, rows * depth), integers(2, columns * depth));
+        let want: Vec<f32> = reference(rows, columns, depth, &a, &b).iter().map(|sum| *sum as f32).collect();
+        for (left_transposed, right_transposed) in [(true, false), (false, true), (true, true)] {
+            let flip = |x: &[f32], rows, flip| if flip { transposed(x, rows, depth) } else { x.to_vec() };
+            let left = Side::new(rig, Type::Bf16, &flip(&a, rows, left_transposed));
+            let right = Side::new(rig, Type::Bf16, &flip(&b, columns, right_transposed));
+            let base = Product::weight_gradient(rows, columns, depth, Type::Bf16, Type::Bf16);
+            let plan = bench.plan(Product { left_transposed, right_transposed, ..base });
+            let out = rig.poisoned::<f32>(rows * columns);
+            let operands = Operands {
+                left: left.matrix(),
+                right: right.matrix(),
+                left_scale: None,
+                right_scale: None,
+                bias: None,
+                out: Matrix::F32(out.span()),
+                accumulate: false,
+            };
+            bench.run(&plan, &operands);
+            assert_eq!(bits(&out.read().unwrap()), bits(&want), "{left_transposed} {right_transposed}");
+        }
+    }
+}
+
+#[test]
+fn any_numbers_are_within_bounds_of_float64_and_adding_is_adding() {
+    let Some(rig) = rig() else { return };
+    let mut bench = Bench::new(rig);
+    let (rows, columns, depth) = (256, 1024, 256);
+    let left = Side::new(rig, Type::E5M2, &numbers(1, rows * depth).iter().map(|x| x * 300.0).collect::<Vec<_>>());
+    let right = Side::new(rig, Type::E4M3, &numbers(2, columns * depth).iter().map(|x| x * 9.0).collect::<Vec<_>>());
+    let scales = [0.37f32, 1.9e-3];
+    let (left_scale, right_scale) = (rig.upload(&scales[..1]), rig.upload(&scales[1..]));
+    let start = numbers(3, rows * columns);
+    let (product_alone, sum) = (rig.poisoned::<f32>(rows * columns), rig.upload(&start));
+    let plan = bench.plan(Product::weight_gradient(rows, columns, depth, left.of, right.of));
+    for (out, accumulate) in [(&product_alone, false), (&sum, true)] {
+        let operands = Operands {
+            left: left.matrix(),
+            right: right.matrix(),
+            left_scale: Some(left_scale.span()),
+            right_scale: Some(right_scale.span()),
+            bias: None,
+            out: Matrix::F32(out.span()),
+            accumulate,
+        };
+        bench.run(&plan, &operands);
+    }
+    let alone = product_alone.read().unwrap();
+    let factor = f64::from(scales[0]) * f64::from(scales[1]);
+    let want: Vec<f64> =
+        reference(rows, columns, depth, &left.values, &right.values).iter().map(|sum| sum * factor).collect();
+    // Tensor cores truncate inside a block of terms: fewer than 24 bits, still far below the operands' own 3 and 2.
+    close("product", alone.iter().copied(), &want, 1e-3);
+    let added: Vec<f32> = start.iter().zip(&alone).map(|(start, product)| start + product).collect();
+    assert_eq!(bits(&sum.read().unwrap()), bits(&added), "accumulating is one rounded addition");
+}
+
+// A coalesced weight gradient: microbatches of 128 tokens side by side, each with its own scales.
+#[test]
+fn block_scales_apply_to_their_own_microbatch() {
+    let Some(rig) = rig() else { return };
+    let mut bench = Bench::new(rig);
+    let (rows, columns, depth) = (256, 384, 512);
+    let blocks = depth / 128;
+    let left = Side::new(rig, Type::E5M2, &integers(1, rows * depth));
+    let right = Side::new(rig, Type::E4M3, &integers(2, columns * depth));
+    // Powers of two, so that sums stay exact.
+    let scale_of = |side: i32, block: usize| 2f32.powi(side * (block as i32 % 3) - 1);
+    let (sides, factors) = ([BlockScale::Vector, BlockScale::Square], [1, -2]);
+    let scales = |scale: BlockScale, side_rows: usize, factor: i32| {
+        let mut scales = vec![f32::NAN; scale.len(side_rows, depth)];
+        for row in 0..side_rows {
+            for block in 0..blocks {
+                scales[scale.index(side_rows, depth, row, block)] = scale_of(factor, block);
+            }
+        }
+        rig.upload(&scales)
+    };
+    for (left_kind, right_kind) in [(0, 0), (0, 1), (1, 0)] {
+        let (left_kind, right_kind) = (sides[left_kind], sides[right_kind]);
+        let product = Product {
+            scaling: Scaling::Blocks { left: left_kind, right: right_kind },
+            ..Product::weight_gradient(rows, columns, depth, left.of, right.of)
+        };
+        let planned = bench.products.plan(&rig.stream, product);
+        if rig.kernels.arch() != Arch::SM_90A {
+            assert!(planned.is_err(), "only Hopper has these");
+            continue;
+        }
+        let plan = planned.unwrap();
+        let (left_scale, right_scale) = (scales(left_kind, rows, factors[0]), scales(right_kind, columns, factors[1]));
+        let out = rig.poisoned::<f32>(rows * columns);
+        let operands = Operands {
+            left: left.matrix(),
+            right: right.matrix(),
+            left_scale: Some(left_scale.span()),
+            right_scale: Some(right_scale.span()),
+            bias: None,
+            out: Matrix::F32(out.span()),
+            accumulate: false,
+        };
+        bench.run(&plan, &operands);
+        let want: Vec<f32> = (0..rows * columns)
+            .map(|i| {
+                let sum: f64 = (0..depth)
+                    .map(|k| {
+                        let factor = scale_of(factors[0], k / 128) * scale_of(factors[1], k / 128);
+                        f64::from(left.values[i / columns * depth + k])
+                            * f64::from(right.values[i % columns * depth + k])
+                            * f64::from(factor)
+                    })
+                    .sum();
+                sum as f32
+            })
+            .collect();
+        assert_eq!(bits(&out.read().unwrap()), bits(&want), "{product}");
+    }
+}
+
+#[test]
+fn replays_and_other_workspaces_give_the_same_bits() {
+    let Some(rig) = rig() else { return };
+    let mut bench = Bench::new(rig);
+    let (rows, columns, depth) = (256, 2048, 1024);
+    let left = Side::new(rig, Type::E4M3, &numbers(1, rows * depth).iter().map(|x| x * 9.0).collect::<Vec<_>>());
+    let right = Side::new(rig, Type::E4M3, &numbers(2, columns * depth).iter().map(|x| x * 9.0).collect::<Vec<_>>());
+    let (one, out) = (rig.upload(&[1.0f32]), rig.poisoned::<bf16>(rows * columns));
+    let plan = bench.plan(Product { fast: true, ..Product::fp8(rows, columns, depth, left.of, right.of) });
+    let operands = Operands {
+        left: left.matrix(),
+        right: right.matrix(),
+        left_scale: Some(one.span()),
+        right_scale: Some(one.span()),
+        bias: None,
+        out: Matrix::Bf16(out.span()),
+        accumulate: false,
+    };
+    bench.run(&plan, &operands);
+    let eager = bf16_bits(&out.read().unwrap());
+    close(
+        "product",
+        floats(&out.read().unwrap()),
+        &reference(rows, columns, depth, &left.values, &right.values),
+        1.0 / 256.0,
+    );
+    let other = rig.poisoned::<u8>(WORKSPACE);
+    let stream = rig.context.new_stream().unwrap();
+    use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    plan.run(&stream, &operands, other.span()).unwrap();
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    for _ in 0..20 {
+        qeffect_kernels::memory::zero(&stream, out.span()).unwrap();
+        graph.launch().unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(bf16_bits(&out.read().unwrap()), eager);
+    }
+}
+
+#[test]
+fn an_algorithm_is_searched_for_once() {
+    let Some(rig) = rig() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let open = || Products::open(&rig.context, Some(Cache::at(folder.path()))).unwrap();
+    let wanted = [
+        Product::fp8(128, 256, 512, Type::E4M3, Type::E4M3),
+        Product::weight_gradient(256, 512, 128, Type::E5M2, Type::E4M3),
+    ];
+    let (mut first, mut second) = (open(), open());
+    for product in wanted {
+        first.plan(&rig.stream, product).unwrap();
+        first.plan(&rig.stream, product).unwrap();
+    }
+    for product in wanted {
+        second.plan(&rig.stream, product).unwrap();
+    }
+    assert_eq!((first.searched(), second.searched()), (2, 0));
+    assert_eq!(first.algorithms().digest(), second.algorithms().digest());
+
+    let mut third = Products::open(&rig.context, None).unwrap();
+    third.adopt(Algorithms::from_text(&first.algorithms().to_text()).unwrap()).unwrap();
+    third.plan(&rig.stream, wanted[0]).unwrap();
+    assert_eq!(third.searched(), 0);
+    let foreign = format!("another GPU\n{}", first.algorithms().to_text().split_once('\n').unwrap().1);
+    assert!(third.adopt(Algorithms::from_text(&foreign).unwrap()).is_err());
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let Some(rig) = rig() else { return };
+    let mut bench = Bench::new(rig);
+    let fault = bench.products.plan(&rig.stream, Product::fp8(16, 16, 24, Type::E4M3, Type::E4M3)).unwrap_err();
+    assert!(fault.to_string().contains("`depth` is 24"), "{fault}");
+    let plan = bench.plan(Product::fp8(16, 16, 16, Type::E4M3, Type::E4M3));
+    let (codes, scales, out) = (rig.poisoned::<u8>(256), rig.upload(&[1.0f32; 2]), rig.poisoned::<bf16>(256));
+    let good = Operands {
+        left: Matrix::Codes(codes.span()),
+        right: Matrix::Codes(codes.span()),
+        left_scale: scales.span().element(0),
+        right_scale: scales.span().element(0),
+        bias: None,
+        out: Matrix::Bf16(out.span()),
+        accumulate: false,
+    };
+    let reason = |operands: Operands| {
+        plan.run(&rig.stream, &operands, bench.workspace.span()).map_err(|fault| fault.to_string()).unwrap_err()
+    };
+    assert!(plan.run(&rig.stream, &good, bench.workspace.span()).is_ok());
+    assert!(reason(Operands { right_scale: scales.span().element(1), ..good }).contains("no multiple of 16"));
+    assert!(reason(Operands { right_scale: None, ..good }).contains("`right_scale` has 0 elements, 1 are needed"));
+    assert!(
+        reason(Operands { out: Matrix::F32(scales.span()), ..good }).contains("`out` has elements of another type")
+    );
+    assert!(reason(Operands { accumulate: true, ..good }).contains("not accumulated"));
+    assert_eq!(plan.product().out, Output::Bf16);
+}
