@@ -35,3 +35,10 @@ KERNEL(roll_scales, 256)
         scale[cell] = __float_as_uint(quotient) == INFINITY_BITS ? FLT_LARGEST : quotient;
     }
 }
+
+// out[l · stride + i] = *scale_inv for i < width: what a microbatch's scale is for each of its blocks, in a table of block
+// scales. A block has a line.
+KERNEL(spread_scale, 128)(const float* scale_inv, float* out, int width, i64 stride) {
+    const float value = *scale_inv;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) out[blockIdx.x * stride + i] = value;
+}

@@ -16,7 +16,7 @@ constexpr int TILE_THREADS = 128;
 struct Sink {
     u16* values;         // rows × columns, bf16: the values themselves
     u8* codes;           // rows × columns
-    u8* transposed;      // columns × rows
+    u8* transposed;      // columns lines of rows
     float* scale_inv;    // 1: beside the bytes
     const float* scale;  // 1: in force
     u32* amax;           // 1: staging entry of the cell, as bits
@@ -24,6 +24,7 @@ struct Sink {
     float* column_sums;  // columns
     float* partial;      // ceil(rows / 64) × columns: scratch
     u32* finished;       // ceil(columns / 64): zero before and after
+    i64 line;            // from one line of `transposed` to the next: its rows, or more where others lie beside it
 };
 
 // out[j] = partial[0, j] + partial[1, j] + ..: the pieces of this block's columns, ascending.
@@ -141,15 +142,15 @@ __device__ __forceinline__ void cast_tile(const Producer& producer, const Sink& 
         }
     }
     if (sink.transposed) {
-        const bool whole = (rows & 15) == 0;
+        const bool aligned = (sink.line & 15) == 0;
 #pragma unroll
         for (int k = 0; k < TILE * TILE / 16 / TILE_THREADS; k++) {
             const int piece = threadIdx.x + k * TILE_THREADS, line = piece >> 2, part = piece & 3;
             const int at = blockIdx.x * TILE + line, first = top + part * 16;
             if (at >= columns || first >= rows) continue;
             const uint4 bytes = turned[line * 4 + (part ^ ((line >> 3) & 3))];
-            u8* to = sink.transposed + (i64)at * rows + first;
-            if (whole) {
+            u8* to = sink.transposed + at * sink.line + first;
+            if (aligned && first + 16 <= rows) {
                 *reinterpret_cast<uint4*>(to) = bytes;
             } else {
                 const u32 w[4] = {bytes.x, bytes.y, bytes.z, bytes.w};

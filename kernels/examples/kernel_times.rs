@@ -14,7 +14,9 @@ use qeffect_kernels::cache::Cache;
 use qeffect_kernels::compile::Compiler;
 use qeffect_kernels::gemm::{BlockScale, Matrix, Operands, Output, Product, Products, Scaling, Type, WORKSPACE};
 use qeffect_kernels::launch::attention::AttentionShape;
-use qeffect_kernels::launch::cast::{Codes, ColumnScratch, ColumnSums, Normalised, Outputs, TILE, partial_sums};
+use qeffect_kernels::launch::cast::{
+    Codes, ColumnScratch, ColumnSums, Normalised, Outputs, TILE, Transposed, partial_sums,
+};
 use qeffect_kernels::launch::norm::{Residual, Statistics};
 use qeffect_kernels::launch::optimizer::{AdamW, NORM_PIECE, Parameter, Settled};
 use qeffect_kernels::memory::Element;
@@ -102,7 +104,7 @@ impl Bench {
             values: None,
             codes: Some(Codes {
                 codes: codes[set].span().part(0..len).expect("inside"),
-                transposed: transposed[set].span().part(0..len),
+                transposed: transposed[set].span().part(0..len).map(Transposed::Alone),
                 scale: scale.span(),
                 scale_inv: numbers[set].span().element(0).expect("inside"),
                 amax: numbers[set].span().element(4),
@@ -204,7 +206,7 @@ impl Bench {
         };
         let outputs = Outputs::codes(Codes {
             codes: codes[0].span(),
-            transposed: Some(codes[1].span()),
+            transposed: Some(Transposed::Alone(codes[1].span())),
             scale: numbers[1].span(),
             scale_inv: numbers[2].span(),
             amax: Some(numbers[3].span()),

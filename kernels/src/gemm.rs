@@ -16,7 +16,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use half::bf16;
 
 pub use algorithms::{Algorithm, Algorithms};
-pub use product::{BlockScale, Output, Product, Scaling, Type};
+pub use product::{BLOCK, BlockScale, Output, Product, Scaling, Type};
 
 use crate::cache::{Cache, Key};
 use crate::error::{Error, Result};

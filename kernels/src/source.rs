@@ -39,7 +39,7 @@ sources! {
         cast_loss_e5m2, amax_bf16, amax_f32,
     }
     /// Delayed scaling.
-    SCALE = "scale.cu" { roll_scales }
+    SCALE = "scale.cu" { roll_scales, spread_scale }
     /// Layer norm.
     NORM = "norm.cu" { layer_norm_forward, layer_norm_backward, layer_norm_gradients }
     /// Sums and conversions.

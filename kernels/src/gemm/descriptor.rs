@@ -95,6 +95,10 @@ impl Descriptor {
         if let Scaling::Blocks { left, right } = product.scaling {
             descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scale_mode(right))?;
             descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &scale_mode(left))?;
+            // Until the first call says where scales lie, any address but null: without one no algorithm is proposed.
+            const SOMEWHERE: u64 = 256;
+            descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &SOMEWHERE)?;
+            descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &SOMEWHERE)?;
         }
         Ok(descriptor)
     }

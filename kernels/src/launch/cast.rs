@@ -14,13 +14,51 @@ use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, p
 pub const TILE: usize = 64;
 const THREADS: usize = 128;
 
+/// Where transposed codes go: one line per column of the matrix.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Transposed {
+    /// Into a matrix of their own.
+    Alone(Span<u8>),
+    /// Into a region where other microbatches lie beside them, along the same lines.
+    Beside {
+        /// From the first code of the first line on.
+        region: Span<u8>,
+        /// From one line to the next.
+        line: usize,
+    },
+}
+
+impl Transposed {
+    fn place(self, kernel: &'static str, rows: usize, columns: usize) -> Result<(Span<u8>, usize)> {
+        match self {
+            Transposed::Alone(codes) => {
+                expect(kernel, "transposed", codes, rows * columns)?;
+                Ok((codes, rows))
+            }
+            Transposed::Beside { region, line } => {
+                let expected = (columns - 1) * line + rows;
+                if line < rows {
+                    let rule = "lines do not overlap";
+                    return Err(Error::Dimension { kernel, dimension: "line", found: line, rule });
+                }
+                if region.len() < expected {
+                    let found = region.len();
+                    return Err(Error::Length { kernel, operand: "transposed", expected, found });
+                }
+                expect(kernel, "transposed", region, region.len())?;
+                Ok((region, line))
+            }
+        }
+    }
+}
+
 /// FP8 codes and what belongs to them.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Codes {
     /// rows × columns.
     pub codes: Span<u8>,
     /// columns × rows.
-    pub transposed: Option<Span<u8>>,
+    pub transposed: Option<Transposed>,
     /// The scale in force, one element.
     pub scale: Span<f32>,
     /// The factor of these bytes, one element: written.
@@ -92,6 +130,7 @@ pub(crate) struct Sink {
     column_sums: u64,
     partial: u64,
     finished: u64,
+    line: i64,
 }
 plain_arguments!(Sink);
 
@@ -107,7 +146,6 @@ impl Outputs {
         expect_if(kernel, "flag", self.flag, 1)?;
         if let Some(codes) = &self.codes {
             expect(kernel, "codes", codes.codes, len)?;
-            expect_if(kernel, "transposed", codes.transposed, len)?;
             expect(kernel, "scale", codes.scale, 1)?;
             expect(kernel, "scale_inv", codes.scale_inv, 1)?;
             expect_if(kernel, "amax", codes.amax, 1)?;
@@ -117,10 +155,12 @@ impl Outputs {
             sums.scratch.expect(kernel, partial_sums(rows, columns), columns)?;
         }
         let codes = self.codes;
+        let transposed = codes.and_then(|codes| codes.transposed);
+        let transposed = transposed.map(|transposed| transposed.place(kernel, rows, columns)).transpose()?;
         Ok(Sink {
             values: optional(self.values),
             codes: optional(codes.map(|codes| codes.codes)),
-            transposed: optional(codes.and_then(|codes| codes.transposed)),
+            transposed: optional(transposed.map(|(codes, _)| codes)),
             scale_inv: optional(codes.map(|codes| codes.scale_inv)),
             scale: optional(codes.map(|codes| codes.scale)),
             amax: optional(codes.and_then(|codes| codes.amax)),
@@ -128,6 +168,7 @@ impl Outputs {
             column_sums: optional(self.column_sums.map(|sums| sums.out)),
             partial: optional(self.column_sums.map(|sums| sums.scratch.partial)),
             finished: optional(self.column_sums.map(|sums| sums.scratch.finished)),
+            line: transposed.map_or(0, |(_, line)| line as i64),
         })
     }
 }

@@ -4,7 +4,7 @@ use half::bf16;
 use qeffect_core::fp8::{self, Fp8};
 use qeffect_kernels::Buffer;
 use qeffect_kernels::launch::cast::{
-    Codes, ColumnScratch, ColumnSums, LossGradient, Normalised, Outputs, TILE, partial_sums,
+    Codes, ColumnScratch, ColumnSums, LossGradient, Normalised, Outputs, TILE, Transposed, partial_sums,
 };
 
 use crate::rig::{Rig, SHAPES, bf16_bits, bits, close, floats, numbers, rig, rounded, values};
@@ -47,7 +47,7 @@ impl Made {
             values: Some(self.values.span()),
             codes: Some(Codes {
                 codes: self.codes.span(),
-                transposed: Some(self.transposed.span()),
+                transposed: Some(Transposed::Alone(self.transposed.span())),
                 scale: self.scale.span(),
                 scale_inv: self.scale_inv.span(),
                 amax: Some(self.amax.span()),

@@ -6,6 +6,7 @@ use qeffect_kernels::cache::Cache;
 use qeffect_kernels::gemm::{
     Algorithms, BlockScale, Matrix, Operands, Output, Plan, Product, Products, Scaling, Type, WORKSPACE,
 };
+use qeffect_kernels::launch::cast::{Codes, Outputs, Transposed};
 use qeffect_kernels::{Buffer, arch::Arch};
 
 use crate::rig::{Rig, bf16_bits, bits, close, floats, numbers, rig, rounded};
@@ -257,6 +258,71 @@ fn block_scales_apply_to_their_own_microbatch() {
             .collect();
         assert_eq!(bits(&out.read().unwrap()), bits(&want), "{product}");
     }
+}
+
+// Casts write three microbatches of different scales side by side, the last two padded; one product gives the sum of what
+// each alone gives.
+#[test]
+fn a_coalesced_gradient_is_the_sum_over_its_microbatches() {
+    let Some(rig) = rig() else { return };
+    if rig.kernels.arch() != Arch::SM_90A {
+        return;
+    }
+    let mut bench = Bench::new(rig);
+    let (columns, inputs, tokens) = (272, 144, [128usize, 64, 100]);
+    let starts = [0usize, 128, 256];
+    let depth = 384;
+    let (left_kind, right_kind) = (BlockScale::Vector, BlockScale::Square);
+    let (left, right) = (rig.upload(&vec![0u8; columns * depth]), rig.upload(&vec![0u8; inputs * depth]));
+    let left_scales = rig.upload(&vec![f32::NAN; left_kind.len(columns, depth)]);
+    let right_scales = rig.upload(&vec![f32::NAN; right_kind.len(inputs, depth)]);
+    let mut want = vec![0f64; columns * inputs];
+    for (index, (start, tokens)) in starts.into_iter().zip(tokens).enumerate() {
+        let seed = 10 * index as u64;
+        let (dy, x) = (integers(seed + 1, tokens * columns), integers(seed + 2, tokens * inputs));
+        let block = start / 128..start / 128 + 1;
+        for (values, width, format, scale, region, kind, table) in [
+            (&dy, columns, Fp8::E5M2, 8f32.powi(index as i32), &left, left_kind, &left_scales),
+            (&x, inputs, Fp8::E4M3, 0.25f32.powi(index as i32), &right, right_kind, &right_scales),
+        ] {
+            let narrow: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
+            let (source, codes) = (rig.upload(&narrow), rig.poisoned::<u8>(narrow.len()));
+            let (scale, scale_inv) = (rig.upload(&[scale]), rig.poisoned::<f32>(1));
+            let region = region.span().part(start..region.span().len()).unwrap();
+            let outputs = Outputs::codes(Codes {
+                codes: codes.span(),
+                transposed: Some(Transposed::Beside { region, line: depth }),
+                scale: scale.span(),
+                scale_inv: scale_inv.span(),
+                amax: None,
+            });
+            rig.kernels.cast(&rig.stream, format, source.span(), (tokens, width), &outputs).unwrap();
+            let size = (width, depth);
+            rig.kernels.spread_scale(&rig.stream, scale_inv.span(), kind, size, block.clone(), table.span()).unwrap();
+            rig.context.synchronize().unwrap();
+        }
+        let (dy, x) = (transposed(&dy, tokens, columns), transposed(&x, tokens, inputs));
+        let sums = reference(columns, inputs, tokens, &dy, &x);
+        want.iter_mut().zip(sums).for_each(|(want, sum)| *want += sum);
+    }
+    let product = Product {
+        scaling: Scaling::Blocks { left: left_kind, right: right_kind },
+        ..Product::weight_gradient(columns, inputs, depth, Type::E5M2, Type::E4M3)
+    };
+    let plan = bench.plan(product);
+    let out = rig.poisoned::<f32>(columns * inputs);
+    let operands = Operands {
+        left: Matrix::Codes(left.span()),
+        right: Matrix::Codes(right.span()),
+        left_scale: Some(left_scales.span()),
+        right_scale: Some(right_scales.span()),
+        bias: None,
+        out: Matrix::F32(out.span()),
+        accumulate: false,
+    };
+    bench.run(&plan, &operands);
+    let want: Vec<f32> = want.iter().map(|sum| *sum as f32).collect();
+    assert_eq!(bits(&out.read().unwrap()), bits(&want));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use half::bf16;
 use qeffect_core::fp8::Fp8;
 use qeffect_kernels::Buffer;
-use qeffect_kernels::launch::cast::{Codes, Outputs};
+use qeffect_kernels::launch::cast::{Codes, Outputs, Transposed};
 use qeffect_kernels::launch::optimizer::{AdamW, NORM_PIECE, Parameter, Settled};
 
 use crate::rig::{Rig, SHAPES, bf16_bits, bits, numbers, rig};
@@ -155,7 +155,7 @@ fn steps_equal_the_definition_with_and_without_codes() {
             let amax = rig.upload(&[0.0f32]);
             let codes_out = Codes {
                 codes: codes.span(),
-                transposed: Some(transposed.span()),
+                transposed: Some(Transposed::Alone(transposed.span())),
                 scale: scale.span(),
                 scale_inv: scale_inv.span(),
                 amax: Some(amax.span()),
@@ -198,7 +198,7 @@ fn a_raised_flag_leaves_everything_as_it_was() {
     let (scale, scale_inv, amax) = (rig.upload(&[2.0f32]), rig.upload(&[5.0f32]), rig.upload(&[0.0f32]));
     let outputs = Outputs::codes(Codes {
         codes: codes.span(),
-        transposed: Some(transposed.span()),
+        transposed: Some(Transposed::Alone(transposed.span())),
         scale: scale.span(),
         scale_inv: scale_inv.span(),
         amax: Some(amax.span()),
