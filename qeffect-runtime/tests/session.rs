@@ -107,7 +107,7 @@ fn faulty(fault: Fault) -> (Session<Faulty>, Arc<AtomicI64>) {
 }
 
 /// All that must not move when a step fails. The gradients of a failed step are nobody's.
-fn state<S: Stage>(snapshot: Snapshot) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
+fn state(snapshot: Snapshot) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
     let values = snapshot.values.into_iter().filter(|(name, _)| !name.ends_with("/gradient"));
     (
         values.map(|(name, value)| (name, value.bytes)).collect(),
@@ -125,14 +125,14 @@ fn a_failure_of_any_action_puts_every_rank_back() {
         whole.step(data(step)).unwrap();
         session.step(data(step)).unwrap();
     }
-    let before = state::<Faulty>(session.snapshot().unwrap());
+    let before = state(session.snapshot().unwrap());
     let actions = 2 * 2 * 4 * 3; // ranks, stages, microbatches, F I W
     for at in 1..=actions {
         left.store(at, Ordering::SeqCst);
         let error = session.step(data(2)).unwrap_err();
         assert!(matches!(&error, Error::Rank { source, .. } if matches!(**source, Error::Action { .. })), "{error}");
         assert!(error.to_string().ends_with(": injected"), "the cause, not its echo: {error}");
-        assert_eq!(state::<Faulty>(session.snapshot().unwrap()), before, "failed at action {at}: {error}");
+        assert_eq!(state(session.snapshot().unwrap()), before, "failed at action {at}: {error}");
     }
     left.store(0, Ordering::SeqCst);
     for step in 2..4 {
@@ -191,10 +191,10 @@ fn a_value_that_is_not_finite_changes_nothing() {
         let mut broken = values.clone();
         broken[3] = bad;
         session.set_params(BTreeMap::from([(path.to_owned(), broken)])).unwrap();
-        let before = state::<GptStage>(session.snapshot().unwrap());
+        let before = state(session.snapshot().unwrap());
         let report = session.step(batch(&config, 3, 4)).unwrap();
         assert_eq!((report.skipped, report.epoch), (true, 3));
-        assert_eq!(state::<GptStage>(session.snapshot().unwrap()), before);
+        assert_eq!(state(session.snapshot().unwrap()), before);
     }
     session.set_params(BTreeMap::from([(path.to_owned(), values)])).unwrap();
     let (found, wanted) = (session.step(batch(&config, 3, 4)).unwrap(), whole.step(batch(&config, 3, 4)).unwrap());
