@@ -73,7 +73,7 @@ impl Drop for Folder {
 fn list_compares_the_library() {
     let (text, code) = out(&["schedule", "list"]);
     assert_eq!(code, 0);
-    for entry in qeffect::schedules::library() {
+    for entry in qeffect::schedules::library().iter().chain(qeffect::schedules::further()) {
         assert!(text.lines().any(|line| line.starts_with(entry.name)), "{text}");
     }
     let (all, _) = json(&["--json", "schedule", "list", "-p", "4", "-m", "8", "--costs", "4,5,3"]);

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use qeffect_core::sim::CostModel;
-use qeffect_schedules::library;
+use qeffect_schedules::{further, library};
 use qeffect_view::{Scene, svg};
 
 #[test]
@@ -14,7 +14,7 @@ fn pictures_are_up_to_date() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/pictures");
     let bless = std::env::var_os("QEFFECT_BLESS").is_some();
     let mut compared = 0;
-    for entry in library().iter().filter(|entry| !entry.eval) {
+    for entry in library().iter().chain(further()).filter(|entry| !entry.eval) {
         let checked = entry.checked(4, 8).expect("the library is right");
         let picture = svg::render(&Scene::new(&checked, &CostModel::unit()), &svg::Options::default());
         let file = folder.join(format!("{}.svg", entry.name));
@@ -26,5 +26,5 @@ fn pictures_are_up_to_date() {
         assert!(kept == picture, "{} is out of date: run with QEFFECT_BLESS=1", file.display());
         compared += 1;
     }
-    assert!(compared >= 5, "{compared} pictures");
+    assert!(compared >= 9, "{compared} pictures");
 }

@@ -97,7 +97,7 @@ fn every_lowered_export_has_right_communication() {
 
 #[test]
 fn exports_equal_ours_where_both_exist() {
-    use qeffect_schedules::{gpipe, interleaved_1f1b, zb_v};
+    use qeffect_schedules::{dualpipe_v, gpipe, interleaved_1f1b, interleaved_zb, looped_bfs, zb_v};
     type Build = fn() -> Result<Checked, Report>;
     let cases: &[(&str, Build)] = &[
         ("gpipe_P2_M4", || gpipe::build(2, 4)),
@@ -106,6 +106,12 @@ fn exports_equal_ours_where_both_exist() {
         ("interleaved_1f1b_P4_M8_V2", || interleaved_1f1b::build(4, 8, 2)),
         ("interleaved_1f1b_P4_M8_V3", || interleaved_1f1b::build(4, 8, 3)),
         ("interleaved_1f1b_P4_M10_V2", || interleaved_1f1b::build(4, 10, 2)),
+        ("interleaved_zb_P2_M4_V2", || interleaved_zb::build(2, 4, 2)),
+        ("interleaved_zb_P4_M8_V2", || interleaved_zb::build(4, 8, 2)),
+        ("looped_bfs_P2_M4_V2", || looped_bfs::build(2, 4, 2)),
+        ("looped_bfs_P4_M8_V2", || looped_bfs::build(4, 8, 2)),
+        ("dualpipe_v_P2_M4_V2", || dualpipe_v::build(2, 4)),
+        ("dualpipe_v_P4_M8_V2", || dualpipe_v::build(4, 8)),
         ("zb_v_P2_M4_V2", || zb_v::build(2, 4)),
         ("zb_v_P4_M8_V2", || zb_v::build(4, 8)),
         ("zb_v_P4_M4_V2", || zb_v::build(4, 4)),

@@ -51,10 +51,14 @@ pub mod __private {
 
 mod library;
 
+pub use library::dualpipe_v::dualpipe_v;
 pub use library::eval::{eval_loop, eval_v};
 pub use library::gpipe::gpipe;
 pub use library::interleaved_1f1b::interleaved_1f1b;
+pub use library::interleaved_zb::interleaved_zb;
+pub use library::looped_bfs::looped_bfs;
 pub use library::one_f_one_b::one_f_one_b;
 pub use library::zb_h1::zb_h1;
+pub use library::zb_h2::zb_h2;
 pub use library::zb_v::zb_v;
-pub use library::{Entry, by_name, library};
+pub use library::{Entry, by_name, further, library};

@@ -1,10 +1,14 @@
 //! The list of all schedules of this crate, for programs and tests that let a user choose one.
 
+pub mod dualpipe_v;
 pub mod eval;
 pub mod gpipe;
 pub mod interleaved_1f1b;
+pub mod interleaved_zb;
+pub mod looped_bfs;
 pub mod one_f_one_b;
 pub mod zb_h1;
+pub mod zb_h2;
 pub mod zb_v;
 
 use std::borrow::Cow;
@@ -53,14 +57,21 @@ impl Entry {
     }
 }
 
-/// Every schedule of this crate: those for training first.
+/// The schedules that every recipe takes at any number of ranks and microbatches: those for training
+/// first, then evaluation.
 pub fn library() -> &'static [Entry] {
     LIBRARY
 }
 
-/// The schedule of that name.
+/// Further schedules for training, to study and compare: some want a least number of microbatches, a
+/// device that overlaps, or a recipe that takes any order.
+pub fn further() -> &'static [Entry] {
+    FURTHER
+}
+
+/// The schedule of that name, of both lists.
 pub fn by_name(name: &str) -> Option<&'static Entry> {
-    LIBRARY.iter().find(|entry| entry.name == name)
+    LIBRARY.iter().chain(FURTHER).find(|entry| entry.name == name)
 }
 
 const PLAIN: Entry = Entry {
@@ -135,6 +146,43 @@ static LIBRARY: &[Entry] = &[
         eval: true,
         build: eval::eval_v::build,
         find: eval::eval_v::find,
+        ..PLAIN
+    },
+];
+
+static FURTHER: &[Entry] = &[
+    Entry {
+        name: "zb_h2",
+        summary: "ZB-H1 with twice the warm-up and memory: no idle time inside a rank",
+        build: zb_h2::zb_h2::build,
+        find: zb_h2::zb_h2::find,
+        ..PLAIN
+    },
+    Entry {
+        name: "interleaved_zb",
+        summary: "ZB-H1's idea on two stages per rank",
+        params: &["P", "M", "V"],
+        virtual_stages: 2,
+        build: |ranks, microbatches| interleaved_zb::interleaved_zb::build(ranks, microbatches, 2),
+        find: |ranks, microbatches| interleaved_zb::interleaved_zb::find(ranks, microbatches, 2),
+        ..PLAIN
+    },
+    Entry {
+        name: "looped_bfs",
+        summary: "all microbatches through one stage of a rank before the next: descending backwards",
+        params: &["P", "M", "V"],
+        virtual_stages: 2,
+        build: |ranks, microbatches| looped_bfs::looped_bfs::build(ranks, microbatches, 2),
+        find: |ranks, microbatches| looped_bfs::looped_bfs::find(ranks, microbatches, 2),
+        ..PLAIN
+    },
+    Entry {
+        name: "dualpipe_v",
+        summary: "two stages per rank in a V, forwards beside backwards; M >= 2P",
+        virtual_stages: 2,
+        v_shaped: true,
+        build: dualpipe_v::dualpipe_v::build,
+        find: dualpipe_v::dualpipe_v::find,
         ..PLAIN
     },
 ];

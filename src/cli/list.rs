@@ -32,7 +32,7 @@ impl List {
         let mut rows = vec![head()];
         let mut values = Vec::new();
         let mut costs = String::new();
-        for entry in qeffect_schedules::library() {
+        for entry in source::everything() {
             let built = source::library(entry.name, &size);
             let mut value = json!({
                 "name": entry.name,

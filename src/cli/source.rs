@@ -124,6 +124,14 @@ impl Form {
     }
 }
 
+/// All schedules that have a name.
+pub fn everything() -> impl Iterator<Item = &'static qeffect_schedules::Entry> {
+    let (training, evaluation) = qeffect_schedules::library().split_at(
+        qeffect_schedules::library().iter().position(|entry| entry.eval).unwrap_or(qeffect_schedules::library().len()),
+    );
+    training.iter().chain(qeffect_schedules::further()).chain(evaluation)
+}
+
 /// Reads and checks a schedule.
 ///
 /// # Errors
@@ -170,7 +178,7 @@ fn contents(source: &str) -> Result<String, Failure> {
 }
 
 fn unknown(name: &str) -> Failure {
-    let names = qeffect_schedules::library().iter().map(|entry| entry.name);
+    let names = everything().map(|entry| entry.name);
     let near = names.min_by_key(|known| distance(name, known)).filter(|known| distance(name, known) <= 3);
     let hint = match near {
         Some(near) => format!("did you mean `{near}`?"),
@@ -218,6 +226,8 @@ type Build = fn(i64, i64, i64) -> Result<Checked, Report>;
 fn general(name: &str) -> Option<Build> {
     match name {
         "interleaved_1f1b" => Some(qeffect_schedules::interleaved_1f1b::build),
+        "interleaved_zb" => Some(qeffect_schedules::interleaved_zb::build),
+        "looped_bfs" => Some(qeffect_schedules::looped_bfs::build),
         "eval" | "eval_loop" => Some(qeffect_schedules::eval_loop::build),
         _ => None,
     }

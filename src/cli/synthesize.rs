@@ -147,7 +147,7 @@ impl Synthesize {
             Placed::Loop => !v_shaped,
             Placed::V => v_shaped,
         };
-        let entries = qeffect_schedules::library().iter().filter(|entry| !entry.eval && fits(entry.v_shaped));
+        let entries = source::everything().filter(|entry| !entry.eval && fits(entry.v_shaped));
         let built = entries.filter_map(|entry| {
             let general = entry.params.contains(&"V");
             let size = Parameters {
