@@ -1,9 +1,11 @@
 // Causal multi-head attention on packed rows [q | k | v], on tensor cores (bf16 products, fp32 sums).
 //
-// A block of four warps has 64 rows of one sequence and head, a warp 16 of them; it goes through the other side in tiles,
-// ascending, so every sum has one order. Forward: online softmax; probabilities are rounded to bf16 for the second product,
-// their sum is not. Backward: dQ has a pass of its own, which goes through the keys twice: first for δ = Σ P · dP of each
-// row, then for dS = P · (dP - δ) · scale; then dK and dV, a block per 64 keys. Nothing is added by two blocks.
+// A block has 64 rows of one sequence and head, a warp 16 of them; it goes through the other side in tiles, ascending. Where
+// there is shared memory enough, two groups of four warps take every other tile each, and the second's sums are added to the
+// first's in the end. So every sum has one order. Forward: online softmax; probabilities are rounded to bf16 for the second
+// product, their sum is not. Backward: dQ has a pass of its own, with dS = P · (dP - δ) · scale; then dK and dV, a block per
+// 64 keys. Nothing is added by two blocks. δ is Σ out · dout of a row where the output is at hand; else Σ P · dP, for which
+// the first pass goes through the keys twice.
 //
 // Tiles are fetched while the ones before are worked on. Exponentials are the hardware's powers of two, which are within two
 // units in the last place.
@@ -12,7 +14,14 @@
 // stored. `lse` and `delta` are [sequences, heads, length].
 #include "common.cuh"
 
-constexpr int THREADS = 128;
+// Compute capabilities 9 to 11 have 227 KiB of shared memory for a block, the others 99.
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+constexpr int GROUPS = 2;
+#else
+constexpr int GROUPS = 1;
+#endif
+constexpr int GROUP = 128; // threads
+constexpr int THREADS = GROUPS * GROUP;
 constexpr int ROWS = 64; // of a block
 
 struct Shape {
@@ -71,6 +80,9 @@ struct Lines {
     static constexpr int STRIDE = D + 8;
     u16* p;
 
+    // The lines from a row on.
+    __device__ __forceinline__ Lines from(int row) const { return Lines{p + row * STRIDE}; }
+
     // Rows first .. first + 15, columns k .. k + 15, as the left operand.
     __device__ __forceinline__ Fragment left(int first, int k) const {
         const int lane = threadIdx.x & 31;
@@ -119,8 +131,9 @@ template <int D, int COUNT>
 __device__ __forceinline__ void fill(Lines<D> to, const u16* from, i64 stride, int first, int length, int dim) {
     const bool wide = (dim & 7) == 0;
 #pragma unroll
-    for (int step = 0; step < COUNT * D / 8 / THREADS; step++) {
+    for (int step = 0; step < (COUNT * D / 8 + THREADS - 1) / THREADS; step++) {
         const int piece = threadIdx.x + step * THREADS, row = piece / (D / 8), column = piece % (D / 8) * 8;
+        if (COUNT * D / 8 % THREADS != 0 && piece >= COUNT * D / 8) break;
         const bool there = first + row < length && column < dim;
         const u16* p = from + (there ? (first + row) * stride + column : 0);
         u16* target = to.p + row * Lines<D>::STRIDE + column;
@@ -254,22 +267,47 @@ __device__ __forceinline__ Lines<D> take(u16*& memory) {
     return lines;
 }
 
+// Which rows a warp has, and which tiles its group.
+struct Warp {
+    int group, mine, lane;
+
+    __device__ __forceinline__ Warp()
+        : group(threadIdx.x / GROUP), mine(threadIdx.x % GROUP / 32 * 16), lane(threadIdx.x & 31) {}
+};
+
+// Adds the second group's values to the first's, through shared memory that nobody uses any more.
+template <int N>
+__device__ __forceinline__ void join(float (&c)[N][4], const Warp& warp) {
+    if (GROUPS == 1) return;
+    float* memory = reinterpret_cast<float*>(shared_memory) + threadIdx.x % GROUP;
+    __syncthreads();
+    if (warp.group == 1) {
+#pragma unroll
+        for (int i = 0; i < 4 * N; i++) memory[i * GROUP] = c[i / 4][i % 4];
+    }
+    __syncthreads();
+    if (warp.group == 0) {
+#pragma unroll
+        for (int i = 0; i < 4 * N; i++) c[i / 4][i % 4] += memory[i * GROUP];
+    }
+}
+
 template <int D>
 __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, float* lse, const Shape& shape) {
-    constexpr int N = FORWARD_TILE;
+    constexpr int N = FORWARD_TILE, STEP = GROUPS * N;
     u16* memory = reinterpret_cast<u16*>(shared_memory);
     const Lines<D> queries = take<D, ROWS>(memory);
-    const Pair<D, N> keys{take<D, 2 * N>(memory)};
-    const Pair<D, N> values{take<D, 2 * N>(memory)};
+    const Pair<D, STEP> keys{take<D, 2 * STEP>(memory)}, values{take<D, 2 * STEP>(memory)};
     const Place place(qkv, shape);
+    const Warp warp;
+    const int lane = warp.lane;
     // Blocks with many keys start first.
-    const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS, mine = threadIdx.x / 32 * 16;
-    const int lane = threadIdx.x & 31, row = first + mine + (lane >> 2);
+    const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS, row = first + warp.mine + (lane >> 2);
     const int end = min(first + ROWS, shape.length);
     auto fetch = [&](int tile, int side) {
         if (tile < end) {
-            fill<D, N>(keys[side], place.q + place.hidden, place.stride, tile, shape.length, shape.dim);
-            fill<D, N>(values[side], place.q + 2 * place.hidden, place.stride, tile, shape.length, shape.dim);
+            fill<D, STEP>(keys[side], place.q + place.hidden, place.stride, tile, end, shape.dim);
+            fill<D, STEP>(values[side], place.q + 2 * place.hidden, place.stride, tile, end, shape.dim);
         }
         commit();
     };
@@ -279,47 +317,77 @@ __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, floa
     const float minus_infinity = -__uint_as_float(INFINITY_BITS), scale = shape.scale * LOG2_E;
     float sums[D / 8][4], largest[2] = {minus_infinity, minus_infinity}, mass[2] = {0.0f, 0.0f};
     clear(sums);
-    for (int tile = 0, side = 0; tile < end; tile += N, side ^= 1) {
-        fetch(tile + N, side ^ 1);
+    for (int step = 0, side = 0; step < end; step += STEP, side ^= 1) {
+        fetch(step + STEP, side ^ 1);
         wait<1>();
         __syncthreads();
-        float scores[N / 8][4];
-        clear(scores);
-        over_columns<D, N>(scores, queries, mine, keys[side]);
-        if (tile + N > first + mine) { // some keys come after some of this warp's queries
+        const int tile = step + warp.group * N;
+        if (tile < first + warp.mine + 16) { // else every key comes after every query
+            float scores[N / 8][4];
+            clear(scores);
+            over_columns<D, N>(scores, queries, warp.mine, keys[side].from(warp.group * N));
+            if (tile + N > first + warp.mine) { // some keys come after some queries
+#pragma unroll
+                for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        if (tile + n * 8 + (lane & 3) * 2 + (i & 1) > row + 8 * (i >> 1)) scores[n][i] = minus_infinity;
+            }
+            float top[2] = {largest[0], largest[1]};
 #pragma unroll
             for (int n = 0; n < N / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (tile + n * 8 + (lane & 3) * 2 + (i & 1) > row + 8 * (i >> 1)) scores[n][i] = minus_infinity;
-        }
-        float top[2] = {largest[0], largest[1]};
+                for (int i = 0; i < 4; i++) top[i >> 1] = fmaxf(top[i >> 1], scores[n][i]);
+            float shrink[2], shift[2];
 #pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) top[i >> 1] = fmaxf(top[i >> 1], scores[n][i]);
-        float shrink[2], shift[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            top[half] = quad_max(top[half]);
-            shrink[half] = power_of_two((largest[half] - top[half]) * scale);
-            shift[half] = top[half] * scale;
-            largest[half] = top[half];
-            mass[half] *= shrink[half];
-        }
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                scores[n][i] = power_of_two(fmaf(scores[n][i], scale, -shift[i >> 1]));
-                mass[i >> 1] += scores[n][i];
+            for (int half = 0; half < 2; half++) {
+                top[half] = quad_max(top[half]);
+                shrink[half] = power_of_two((largest[half] - top[half]) * scale);
+                shift[half] = top[half] * scale;
+                largest[half] = top[half];
+                mass[half] *= shrink[half];
             }
 #pragma unroll
-        for (int n = 0; n < D / 8; n++)
+            for (int n = 0; n < N / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) sums[n][i] *= shrink[i >> 1];
-        over_rows<D, N>(sums, scores, values[side]);
+                for (int i = 0; i < 4; i++) {
+                    scores[n][i] = power_of_two(fmaf(scores[n][i], scale, -shift[i >> 1]));
+                    mass[i >> 1] += scores[n][i];
+                }
+#pragma unroll
+            for (int n = 0; n < D / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) sums[n][i] *= shrink[i >> 1];
+            over_rows<D, N>(sums, scores, values[side].from(warp.group * N));
+        }
         __syncthreads();
+    }
+    if (GROUPS == 2) {
+        // Both groups take the larger maximum; a group without keys has -∞ and no mass.
+        float* tops = reinterpret_cast<float*>(shared_memory);
+        if ((lane & 3) == 0) {
+            tops[warp.group * ROWS + warp.mine + (lane >> 2)] = largest[0];
+            tops[warp.group * ROWS + warp.mine + (lane >> 2) + 8] = largest[1];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float other = tops[(1 - warp.group) * ROWS + warp.mine + (lane >> 2) + 8 * half];
+            const float top = fmaxf(largest[half], other), shrink = power_of_two((largest[half] - top) * scale);
+            largest[half] = top;
+            mass[half] *= shrink;
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+                sums[n][2 * half] *= shrink;
+                sums[n][2 * half + 1] *= shrink;
+            }
+        }
+        float masses[1][4] = {{mass[0], mass[1], 0.0f, 0.0f}};
+        join(masses, warp);
+        mass[0] = masses[0][0];
+        mass[1] = masses[0][1];
+        join(sums, warp);
+        if (warp.group == 1) return;
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -327,100 +395,142 @@ __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, floa
         if ((lane & 3) == 0 && row + 8 * half < shape.length)
             lse[place.statistics + row + 8 * half] = largest[half] * shape.scale + (float)log((double)mass[half]);
     }
-    store_rows<D>(out + place.rows * place.hidden + place.head * shape.dim, place.hidden, first + mine, shape.length,
-                  shape.dim, sums, 1.0f / mass[0], 1.0f / mass[1]);
+    store_rows<D>(out + place.rows * place.hidden + place.head * shape.dim, place.hidden, first + warp.mine,
+                  shape.length, shape.dim, sums, 1.0f / mass[0], 1.0f / mass[1]);
 }
 
 // δ and dQ.
 template <int D>
 __device__ __forceinline__ void attention_queries(
-    const u16* qkv, const u16* dout, const float* lse, u16* dqkv, float* delta, const Shape& shape) {
-    constexpr int N = backward_tile<D>();
+    const u16* qkv, const u16* out, const u16* dout, const float* lse, u16* dqkv, float* delta, const Shape& shape) {
+    constexpr int N = backward_tile<D>(), STEP = GROUPS * N;
+    __shared__ float means[ROWS];
     u16* memory = reinterpret_cast<u16*>(shared_memory);
     const Lines<D> queries = take<D, ROWS>(memory), upper = take<D, ROWS>(memory);
-    const Pair<D, N> keys{take<D, 2 * N>(memory)};
-    const Pair<D, N> values{take<D, 2 * N>(memory)};
+    const Pair<D, STEP> keys{take<D, 2 * STEP>(memory)}, values{take<D, 2 * STEP>(memory)};
     const Place place(qkv, shape);
-    const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS, mine = threadIdx.x / 32 * 16;
-    const int lane = threadIdx.x & 31, row = first + mine + (lane >> 2);
-    const int tiles = (min(first + ROWS, shape.length) + N - 1) / N;
+    const Warp warp;
+    const int lane = warp.lane;
+    const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS, row = first + warp.mine + (lane >> 2);
+    const int end = min(first + ROWS, shape.length), tiles = (end + STEP - 1) / STEP;
+    const int begin = out ? tiles : 0; // steps 0 .. tiles are the first sweep, tiles .. 2 · tiles the second
     auto fetch = [&](int step, int side) {
         if (step < 2 * tiles) {
-            const int tile = (step < tiles ? step : step - tiles) * N;
-            fill<D, N>(keys[side], place.q + place.hidden, place.stride, tile, shape.length, shape.dim);
-            fill<D, N>(values[side], place.q + 2 * place.hidden, place.stride, tile, shape.length, shape.dim);
+            const int tile = (step < tiles ? step : step - tiles) * STEP;
+            fill<D, STEP>(keys[side], place.q + place.hidden, place.stride, tile, end, shape.dim);
+            fill<D, STEP>(values[side], place.q + 2 * place.hidden, place.stride, tile, end, shape.dim);
         }
         commit();
     };
+    const i64 corner = place.rows * place.hidden + place.head * shape.dim; // of out and dout
     fill<D, ROWS>(queries, place.q, place.stride, first, shape.length, shape.dim);
-    fill<D, ROWS>(upper, dout + place.rows * place.hidden + place.head * shape.dim, place.hidden, first, shape.length,
-                  shape.dim);
-    fetch(0, 0);
+    fill<D, ROWS>(upper, dout + corner, place.hidden, first, shape.length, shape.dim);
+    fetch(begin, 0);
     const float scale = shape.scale * LOG2_E;
     float shift[2], mean[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int half = 0; half < 2; half++)
         shift[half] = row + 8 * half < shape.length ? lse[place.statistics + row + 8 * half] * LOG2_E : 0.0f;
+    if (out) {
+        // Four threads of a row take every fourth group of eight columns each.
+        const bool wide = (shape.dim & 7) == 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (row + 8 * half < shape.length) {
+                const i64 at = corner + (row + 8 * half) * (i64)place.hidden;
+                for (int column = (lane & 3) * 8; column < shape.dim; column += 32) {
+                    const int count = min(shape.dim - column, 8);
+                    float a[8], b[8];
+                    load8(out + at + column, count, wide, a);
+                    load8(dout + at + column, count, wide, b);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) mean[half] += a[i] * b[i];
+                }
+            }
+            mean[half] = quad_sum(mean[half]);
+        }
+    }
+    // Of the row, for the pass over keys.
+    auto publish = [&]() {
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (warp.group == 0 && (lane & 3) == 0 && row + 8 * half < shape.length)
+                delta[place.statistics + row + 8 * half] = mean[half];
+    };
+    if (out) publish();
 
     float sums[D / 8][4];
     clear(sums);
-    for (int step = 0; step < 2 * tiles; step++) {
+    for (int step = begin, side = 0; step < 2 * tiles; step++, side ^= 1) {
         const bool second = step >= tiles;
-        const int side = step & 1, tile = (second ? step - tiles : step) * N;
-        if (step == tiles) {
+        if (second && step == tiles && !out) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                mean[half] = quad_sum(mean[half]);
-                if ((lane & 3) == 0 && row + 8 * half < shape.length)
-                    delta[place.statistics + row + 8 * half] = mean[half];
+            for (int half = 0; half < 2; half++) mean[half] = quad_sum(mean[half]);
+            if (GROUPS == 2) {
+                const int at = warp.mine + (lane >> 2);
+                if (warp.group == 1 && (lane & 3) == 0) means[at] = mean[0], means[at + 8] = mean[1];
+                __syncthreads();
+                if (warp.group == 0) mean[0] += means[at], mean[1] += means[at + 8];
+                __syncthreads();
+                if (warp.group == 0 && (lane & 3) == 0) means[at] = mean[0], means[at + 8] = mean[1];
+                __syncthreads();
+                mean[0] = means[at], mean[1] = means[at + 8];
             }
+            publish();
         }
         fetch(step + 1, side ^ 1);
         wait<1>();
         __syncthreads();
-        float scores[N / 8][4], slopes[N / 8][4];
-        clear(scores);
-        clear(slopes);
-        over_columns<D, N>(scores, queries, mine, keys[side]);
-        over_columns<D, N>(slopes, upper, mine, values[side]);
+        const int tile = (second ? step - tiles : step) * STEP + warp.group * N;
+        if (tile < first + warp.mine + 16) { // else every key comes after every query
+            const Lines<D> my_keys = keys[side].from(warp.group * N);
+            float scores[N / 8][4], slopes[N / 8][4];
+            clear(scores);
+            clear(slopes);
+            over_columns<D, N>(scores, queries, warp.mine, my_keys);
+            over_columns<D, N>(slopes, upper, warp.mine, values[side].from(warp.group * N));
 #pragma unroll
-        for (int n = 0; n < N / 8; n++)
+            for (int n = 0; n < N / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int key = tile + n * 8 + (lane & 3) * 2 + (i & 1), half = i >> 1;
-                const bool seen = key <= row + 8 * half && row + 8 * half < shape.length;
-                const float p = seen ? power_of_two(fmaf(scores[n][i], scale, -shift[half])) : 0.0f;
-                if (!second) {
-                    mean[half] += seen ? p * slopes[n][i] : 0.0f;
-                } else {
-                    scores[n][i] = seen ? p * (slopes[n][i] - mean[half]) * shape.scale : 0.0f;
+                for (int i = 0; i < 4; i++) {
+                    const int key = tile + n * 8 + (lane & 3) * 2 + (i & 1), half = i >> 1;
+                    const bool seen = key <= row + 8 * half && row + 8 * half < shape.length;
+                    const float p = seen ? power_of_two(fmaf(scores[n][i], scale, -shift[half])) : 0.0f;
+                    if (!second) {
+                        mean[half] += seen ? p * slopes[n][i] : 0.0f;
+                    } else {
+                        scores[n][i] = seen ? p * (slopes[n][i] - mean[half]) * shape.scale : 0.0f;
+                    }
                 }
-            }
-        if (second) over_rows<D, N>(sums, scores, keys[side]);
+            if (second) over_rows<D, N>(sums, scores, my_keys);
+        }
         __syncthreads();
     }
-    store_rows<D>(dqkv + (place.q - qkv), place.stride, first + mine, shape.length, shape.dim, sums, 1.0f, 1.0f);
+    join(sums, warp);
+    if (warp.group == 0)
+        store_rows<D>(
+            dqkv + (place.q - qkv), place.stride, first + warp.mine, shape.length, shape.dim, sums, 1.0f, 1.0f);
 }
 
 // dK and dV: rows of the block are keys, tiles are queries.
 template <int D>
 __device__ __forceinline__ void attention_keys(
     const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, const Shape& shape) {
-    constexpr int N = backward_tile<D>();
-    __shared__ float shifts[2][N], means[2][N];
+    constexpr int N = backward_tile<D>(), STEP = GROUPS * N;
+    __shared__ float shifts[2][STEP], means[2][STEP];
     u16* memory = reinterpret_cast<u16*>(shared_memory);
     const Lines<D> keys = take<D, ROWS>(memory), values = take<D, ROWS>(memory);
-    const Pair<D, N> queries{take<D, 2 * N>(memory)};
-    const Pair<D, N> upper{take<D, 2 * N>(memory)};
+    const Pair<D, STEP> queries{take<D, 2 * STEP>(memory)}, upper{take<D, 2 * STEP>(memory)};
     const Place place(qkv, shape);
-    const int first = (int)blockIdx.x * ROWS, mine = threadIdx.x / 32 * 16;
-    const int lane = threadIdx.x & 31, row = first + mine + (lane >> 2);
+    const Warp warp;
+    const int lane = warp.lane;
+    const int first = (int)blockIdx.x * ROWS, row = first + warp.mine + (lane >> 2);
     auto fetch = [&](int tile, int side) {
         if (tile < shape.length) {
-            fill<D, N>(queries[side], place.q, place.stride, tile, shape.length, shape.dim);
-            fill<D, N>(upper[side], dout + place.rows * place.hidden + place.head * shape.dim, place.hidden, tile,
-                       shape.length, shape.dim);
-            if (threadIdx.x < N) {
+            fill<D, STEP>(queries[side], place.q, place.stride, tile, shape.length, shape.dim);
+            fill<D, STEP>(upper[side], dout + place.rows * place.hidden + place.head * shape.dim, place.hidden, tile,
+                          shape.length, shape.dim);
+            if (threadIdx.x < STEP) {
                 const bool there = tile + threadIdx.x < shape.length;
                 const i64 at = there ? place.statistics + tile + threadIdx.x : 0;
                 copy_async(&shifts[side][threadIdx.x], lse + at, there);
@@ -437,33 +547,42 @@ __device__ __forceinline__ void attention_keys(
     float key_sums[D / 8][4], value_sums[D / 8][4];
     clear(key_sums);
     clear(value_sums);
-    for (int tile = first, side = 0; tile < shape.length; tile += N, side ^= 1) {
-        fetch(tile + N, side ^ 1);
+    for (int step = first, side = 0; step < shape.length; step += STEP, side ^= 1) {
+        fetch(step + STEP, side ^ 1);
         wait<1>();
         __syncthreads();
-        float scores[N / 8][4], slopes[N / 8][4];
-        clear(scores);
-        clear(slopes);
-        over_columns<D, N>(scores, keys, mine, queries[side]);
-        over_columns<D, N>(slopes, values, mine, upper[side]);
+        const int mine = warp.group * N, tile = step + mine;
+        if (tile < shape.length && tile + N > first + warp.mine) { // else no query sees a key
+            const Lines<D> my_queries = queries[side].from(mine), my_upper = upper[side].from(mine);
+            float scores[N / 8][4], slopes[N / 8][4];
+            clear(scores);
+            clear(slopes);
+            over_columns<D, N>(scores, keys, warp.mine, my_queries);
+            over_columns<D, N>(slopes, values, warp.mine, my_upper);
 #pragma unroll
-        for (int n = 0; n < N / 8; n++)
+            for (int n = 0; n < N / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int at = n * 8 + (lane & 3) * 2 + (i & 1), query = tile + at;
-                const bool seen = row + 8 * (i >> 1) <= query && query < shape.length;
-                const float p =
-                    seen ? power_of_two(fmaf(scores[n][i], scale, -(shifts[side][at] * LOG2_E))) : 0.0f;
-                scores[n][i] = p;
-                slopes[n][i] = seen ? p * (slopes[n][i] - means[side][at]) * shape.scale : 0.0f;
-            }
-        over_rows<D, N>(value_sums, scores, upper[side]);
-        over_rows<D, N>(key_sums, slopes, queries[side]);
+                for (int i = 0; i < 4; i++) {
+                    const int at = n * 8 + (lane & 3) * 2 + (i & 1), query = tile + at;
+                    const bool seen = row + 8 * (i >> 1) <= query && query < shape.length;
+                    const float shift = shifts[side][mine + at] * LOG2_E;
+                    const float p = seen ? power_of_two(fmaf(scores[n][i], scale, -shift)) : 0.0f;
+                    scores[n][i] = p;
+                    slopes[n][i] = seen ? p * (slopes[n][i] - means[side][mine + at]) * shape.scale : 0.0f;
+                }
+            over_rows<D, N>(value_sums, scores, my_upper);
+            over_rows<D, N>(key_sums, slopes, my_queries);
+        }
         __syncthreads();
     }
+    join(key_sums, warp);
+    join(value_sums, warp);
+    if (warp.group == 1) return;
     u16* to = dqkv + (place.q - qkv);
-    store_rows<D>(to + place.hidden, place.stride, first + mine, shape.length, shape.dim, key_sums, 1.0f, 1.0f);
-    store_rows<D>(to + 2 * place.hidden, place.stride, first + mine, shape.length, shape.dim, value_sums, 1.0f, 1.0f);
+    store_rows<D>(
+        to + place.hidden, place.stride, first + warp.mine, shape.length, shape.dim, key_sums, 1.0f, 1.0f);
+    store_rows<D>(
+        to + 2 * place.hidden, place.stride, first + warp.mine, shape.length, shape.dim, value_sums, 1.0f, 1.0f);
 }
 
 KERNEL(attention_forward_32, THREADS)(const u16* qkv, u16* out, float* lse, Shape shape) {
@@ -476,16 +595,16 @@ KERNEL(attention_forward_128, THREADS)(const u16* qkv, u16* out, float* lse, Sha
     attention_forward<128>(qkv, out, lse, shape);
 }
 KERNEL(attention_queries_32, THREADS)
-(const u16* qkv, const u16* dout, const float* lse, u16* dqkv, float* delta, Shape shape) {
-    attention_queries<32>(qkv, dout, lse, dqkv, delta, shape);
+(const u16* qkv, const u16* out, const u16* dout, const float* lse, u16* dqkv, float* delta, Shape shape) {
+    attention_queries<32>(qkv, out, dout, lse, dqkv, delta, shape);
 }
 KERNEL(attention_queries_64, THREADS)
-(const u16* qkv, const u16* dout, const float* lse, u16* dqkv, float* delta, Shape shape) {
-    attention_queries<64>(qkv, dout, lse, dqkv, delta, shape);
+(const u16* qkv, const u16* out, const u16* dout, const float* lse, u16* dqkv, float* delta, Shape shape) {
+    attention_queries<64>(qkv, out, dout, lse, dqkv, delta, shape);
 }
 KERNEL(attention_queries_128, THREADS)
-(const u16* qkv, const u16* dout, const float* lse, u16* dqkv, float* delta, Shape shape) {
-    attention_queries<128>(qkv, dout, lse, dqkv, delta, shape);
+(const u16* qkv, const u16* out, const u16* dout, const float* lse, u16* dqkv, float* delta, Shape shape) {
+    attention_queries<128>(qkv, out, dout, lse, dqkv, delta, shape);
 }
 KERNEL(attention_keys_32, THREADS)
 (const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, Shape shape) {

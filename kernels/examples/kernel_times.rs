@@ -167,7 +167,12 @@ impl Bench {
         })?;
         self.time("attention backward", len * 14, LAUNCHES, |stream, set| {
             let (dout, lse, delta) = (part(&dy[set], len), lse[set].span(), delta[set].span());
-            k.attention_backward(stream, &shape, qkv[set].span(), dout, lse, dqkv[set].span(), delta)
+            k.attention_backward(stream, &shape, qkv[set].span(), None, dout, lse, dqkv[set].span(), delta)
+        })?;
+        self.time("attention backward, output at hand", len * 16, LAUNCHES, |stream, set| {
+            let (dout, lse, delta) = (part(&dy[set], len), lse[set].span(), delta[set].span());
+            let out = Some(part(&values[set], len));
+            k.attention_backward(stream, &shape, qkv[set].span(), out, dout, lse, dqkv[set].span(), delta)
         })?;
         let rule = ScaleRule::new(Fp8::E4M3, 0, AmaxAlgo::Max);
         let (scales, history) = (self.zeros::<f32>(8)?, self.zeros::<f32>(8 * 16)?);

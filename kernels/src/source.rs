@@ -9,8 +9,9 @@ pub struct Source {
     pub text: &'static str,
     /// The names of its kernels.
     pub kernels: &'static [&'static str],
-    /// The most bytes of dynamic shared memory that a launch of one asks for.
-    pub shared: usize,
+    /// The most bytes of dynamic shared memory that a launch of one asks for: where a block can have 99 KiB, and where it
+    /// can have 227 ([`Arch::has_large_shared`](crate::Arch::has_large_shared)).
+    pub shared: [usize; 2],
 }
 
 /// What every source includes.
@@ -18,13 +19,13 @@ pub const HEADERS: &[(&str, &str)] =
     &[("common.cuh", include_str!("../cuda/common.cuh")), ("tile.cuh", include_str!("../cuda/tile.cuh"))];
 
 macro_rules! sources {
-    ($($(#[$doc:meta])* $constant:ident = $file:literal $(, shared $shared:literal)? { $($kernel:ident),+ $(,)? })+) => {
+    ($($(#[$doc:meta])* $constant:ident = $file:literal $(, shared $small:literal or $large:literal)? { $($kernel:ident),+ $(,)? })+) => {
         $($(#[$doc])*
         pub const $constant: Source = Source {
             name: $file,
             text: include_str!(concat!("../cuda/", $file)),
             kernels: &[$(stringify!($kernel)),+],
-            shared: 0 $(+ $shared)?,
+            shared: [0 $(+ $small)?, 0 $(+ $large)?],
         };)+
 
         /// Every source.
@@ -51,7 +52,7 @@ sources! {
     /// Norm of the gradients, clipping, AdamW.
     OPTIMIZER = "optimizer.cu" { sum_squares, settle, adamw_e4m3, adamw }
     /// Causal attention.
-    ATTENTION = "attention.cu", shared 90112 {
+    ATTENTION = "attention.cu", shared 90112 or 163840 {
         attention_forward_32, attention_forward_64, attention_forward_128, attention_queries_32, attention_queries_64,
         attention_queries_128, attention_keys_32, attention_keys_64, attention_keys_128,
     }

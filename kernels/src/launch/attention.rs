@@ -7,9 +7,10 @@ use half::bf16;
 
 use crate::error::{Error, Result};
 use crate::memory::Span;
-use crate::module::{Argument, Kernels, dimension, expect, plain_arguments};
+use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, plain_arguments};
 
-const THREADS: usize = 128;
+/// Threads of a group; two groups share the work where there is shared memory enough.
+const GROUP: usize = 128;
 /// Rows of a block.
 const ROWS: usize = 64;
 /// The head dimensions that kernels exist for; others are padded up to one.
@@ -79,13 +80,17 @@ impl AttentionShape {
         [self.length.div_ceil(ROWS), self.sequences * self.heads]
     }
 
-    /// Bytes of shared memory for a number of blocks of 64 rows, and twice two tiles of the other side.
-    fn shared(&self, blocks: usize, tile: usize) -> usize {
-        (blocks * ROWS + 4 * tile) * (PADDED[self.padded()] + 8) * 2
+    /// Bytes of shared memory for a number of blocks of 64 rows, and twice two tiles of the other side for each group.
+    fn shared(&self, blocks: usize, tile: usize, groups: usize) -> usize {
+        (blocks * ROWS + 4 * tile * groups) * (PADDED[self.padded()] + 8) * 2
     }
 }
 
 impl Kernels {
+    fn groups(&self) -> usize {
+        1 + usize::from(self.arch().has_large_shared())
+    }
+
     /// `out = softmax(q kᵀ / √head_dim, causal) v`, and the log-sum-exp of each row of scores.
     pub fn attention_forward(
         &self,
@@ -100,16 +105,19 @@ impl Kernels {
         expect(kernel, "qkv", qkv, shape.tokens() * 3 * shape.hidden())?;
         expect(kernel, "out", out, shape.tokens() * shape.hidden())?;
         expect(kernel, "lse", lse, shape.statistics())?;
-        let shared = shape.shared(1, 64);
-        self.launch(stream, kernel, shape.grid(), THREADS, shared, &[&qkv, &out, &lse, &argument])
+        let groups = self.groups();
+        let shared = shape.shared(1, 64, groups);
+        self.launch(stream, kernel, shape.grid(), groups * GROUP, shared, &[&qkv, &out, &lse, &argument])
     }
 
-    /// Gradients of queries, keys and values; `delta` is scratch of the size of `lse`.
+    /// Gradients of queries, keys and values; `delta` is scratch of the size of `lse`. With `out`, what the forward made, it is
+    /// faster; the bits are not those without.
     pub fn attention_backward(
         &self,
         stream: &CudaStream,
         shape: &AttentionShape,
         qkv: Span<bf16>,
+        out: Option<Span<bf16>>,
         dout: Span<bf16>,
         lse: Span<f32>,
         dqkv: Span<bf16>,
@@ -122,10 +130,14 @@ impl Kernels {
         expect(kernel, "lse", lse, shape.statistics())?;
         expect(kernel, "dqkv", dqkv, qkv.len())?;
         expect(kernel, "delta", delta, shape.statistics())?;
-        let arguments: [&dyn Argument; 6] = [&qkv, &dout, &lse, &dqkv, &delta, &argument];
-        let shared = shape.shared(2, if shape.padded() == 2 { 32 } else { 64 });
-        self.launch(stream, kernel, shape.grid(), THREADS, shared, &arguments)?;
+        expect_if(kernel, "out", out, dout.len())?;
+        let groups = self.groups();
+        let shared = shape.shared(2, if shape.padded() == 2 { 32 } else { 64 }, groups);
+        let out = optional(out);
+        let arguments: [&dyn Argument; 7] = [&qkv, &out, &dout, &lse, &dqkv, &delta, &argument];
+        self.launch(stream, kernel, shape.grid(), groups * GROUP, shared, &arguments)?;
         let kernel = ["attention_keys_32", "attention_keys_64", "attention_keys_128"][shape.padded()];
-        self.launch(stream, kernel, shape.grid(), THREADS, shared, &arguments)
+        let arguments: [&dyn Argument; 6] = [&qkv, &dout, &lse, &dqkv, &delta, &argument];
+        self.launch(stream, kernel, shape.grid(), groups * GROUP, shared, &arguments)
     }
 }

@@ -5,7 +5,7 @@ use qeffect_kernels::launch::attention::AttentionShape;
 
 use crate::rig::{bf16_bits, bits, close, floats, numbers, rig};
 
-const SHAPES: [[usize; 4]; 9] = [
+const SHAPES: [[usize; 4]; 11] = [
     // sequences, length, heads, head_dim
     [1, 1, 1, 1],
     [2, 3, 1, 17],
@@ -16,6 +16,8 @@ const SHAPES: [[usize; 4]; 9] = [
     [1, 257, 2, 80],
     [1, 256, 3, 128],
     [1, 65, 1, 127],
+    [2, 600, 1, 128],
+    [1, 513, 1, 48],
 ];
 
 struct Reference {
@@ -78,13 +80,22 @@ fn forward_and_backward_are_within_bounds_of_float64() {
         let dout = of(2, shape.tokens() * shape.hidden(), 1.0);
         let want = reference(&shape, &wide(&qkv), &wide(&dout));
         let (q, d) = (rig.upload(&qkv), rig.upload(&dout));
-        let mut last = None;
-        for _ in 0..2 {
+        let mut last = [None, None];
+        for with_out in [false, true, false, true] {
             let (out, lse) = (rig.poisoned::<bf16>(dout.len()), rig.poisoned::<f32>(shape.statistics()));
             let (dqkv, delta) = (rig.poisoned::<bf16>(qkv.len()), rig.poisoned::<f32>(shape.statistics()));
             rig.kernels.attention_forward(&rig.stream, &shape, q.span(), out.span(), lse.span()).unwrap();
             rig.kernels
-                .attention_backward(&rig.stream, &shape, q.span(), d.span(), lse.span(), dqkv.span(), delta.span())
+                .attention_backward(
+                    &rig.stream,
+                    &shape,
+                    q.span(),
+                    with_out.then(|| out.span()),
+                    d.span(),
+                    lse.span(),
+                    dqkv.span(),
+                    delta.span(),
+                )
                 .unwrap();
             let made = (out.read().unwrap(), lse.read().unwrap(), dqkv.read().unwrap());
             // Probabilities and the result are rounded to bf16, each within 2^-8, and errors of terms cancel in part.
@@ -94,8 +105,9 @@ fn forward_and_backward_are_within_bounds_of_float64() {
                 close("dqkv", floats(&made.2), &want.dqkv, 1.0 / 128.0);
             }
             let seen = (bf16_bits(&made.0), bits(&made.1), bf16_bits(&made.2));
-            assert!(last.is_none_or(|last| last == seen), "{shape:?}: the same bits every time");
-            last = Some(seen);
+            let last = &mut last[usize::from(with_out)];
+            assert!(last.as_ref().is_none_or(|last| *last == seen), "{shape:?}: the same bits every time");
+            *last = Some(seen);
         }
     }
 }
