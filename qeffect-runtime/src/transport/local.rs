@@ -397,5 +397,7 @@ impl<T> Drop for Link<'_, T> {
     }
 }
 
+#[cfg(all(test, loom))]
+mod interleavings;
 #[cfg(all(test, not(loom)))]
 mod tests;
