@@ -179,7 +179,7 @@ impl<S: Stage> RankState<S> {
         };
         let mut losses = Vec::new();
         if last {
-            losses = self.shard.losses()?;
+            losses = self.shard.losses().inspect_err(|error| self.broken = Some(error.to_string()))?;
             losses.truncate(microbatches);
         }
         link.finish();

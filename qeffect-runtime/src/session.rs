@@ -407,7 +407,10 @@ where
             self.broken = Some(error.to_string());
         }
         let reports = settle(results)?;
-        route.fabric.drained()?;
+        if let Err(error) = route.fabric.drained() {
+            self.broken = Some(error.to_string()); // the ranks have committed
+            return Err(error.into());
+        }
         Ok((reports, wall))
     }
 
