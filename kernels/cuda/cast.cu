@@ -26,7 +26,7 @@ struct Master {
     }
 };
 
-// Layer norm, from statistics: (x - mean) · rstd · gamma + beta.
+// Layer norm, from statistics: (x - mean) · rstd · gamma + beta; RMS norm where mean and beta are null.
 struct Normalised {
     const u16* x;
     const float *mean, *rstd, *gamma, *beta;
@@ -36,10 +36,16 @@ struct Normalised {
         float g[8], b[8];
         load8(x + (i64)row * columns + column, count, wide, v);
         load8(gamma + column, count, wide, g);
-        load8(beta + column, count, wide, b);
-        const float center = mean[row], factor = rstd[row];
+        const float center = mean ? mean[row] : 0.0f, factor = rstd[row];
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = i < count ? round_bf16((v[i] - center) * factor * g[i] + b[i]) : 0.0f;
+        for (int i = 0; i < 8; i++) v[i] = (v[i] - center) * factor * g[i];
+        if (beta) {
+            load8(beta + column, count, wide, b);
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] += b[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = i < count ? round_bf16(v[i]) : 0.0f;
     }
 };
 
@@ -64,6 +70,62 @@ struct GeluGradient {
         load8(dy + (i64)row * columns + column, count, wide, upper);
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = round_bf16(gelu_gradient(v[i], upper[i]));
+    }
+};
+
+struct Silu {
+    const u16* x;
+    int columns;
+
+    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+        load8(x + (i64)row * columns + column, count, wide, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = round_bf16(silu(v[i]));
+    }
+};
+
+struct SiluGradient {
+    const u16 *x, *dy;
+    int columns;
+
+    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+        float upper[8];
+        load8(x + (i64)row * columns + column, count, wide, v);
+        load8(dy + (i64)row * columns + column, count, wide, upper);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = round_bf16(upper[i] * silu_slope(v[i]));
+    }
+};
+
+// silu(gate) · up; a row of x holds all gates, then all ups. Columns are a multiple of 8.
+struct Swiglu {
+    const u16* x;
+    int columns;
+
+    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+        float up[8];
+        const u16* gate = x + (i64)row * 2 * columns + column;
+        load8(gate, count, wide, v);
+        load8(gate + columns, count, wide, up);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = round_bf16(silu(v[i]) * up[i]);
+    }
+};
+
+// Gradients of gates, then of ups; `columns` are those of both.
+struct SwigluGradient {
+    const u16 *x, *dy;
+    int columns;
+
+    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+        const int half = columns / 2, at = column < half ? column : column - half;
+        float gate[8], up[8];
+        load8(x + (i64)row * columns + at, count, wide, gate);
+        load8(x + (i64)row * columns + half + at, count, wide, up);
+        load8(dy + (i64)row * half + at, count, wide, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = round_bf16(column < half ? v[i] * up[i] * silu_slope(gate[i]) : v[i] * silu(gate[i]));
     }
 };
 
@@ -113,6 +175,22 @@ KERNEL(cast_gelu_backward_e5m2, TILE_THREADS)(const u16* x, const u16* dy, Sink 
     cast_tile<E5M2>(GeluGradient{x, dy, columns}, sink, rows, columns);
 }
 
+KERNEL(cast_silu_e4m3, TILE_THREADS)(const u16* x, Sink sink, int rows, int columns) {
+    cast_tile<E4M3>(Silu{x, columns}, sink, rows, columns);
+}
+
+KERNEL(cast_silu_backward_e5m2, TILE_THREADS)(const u16* x, const u16* dy, Sink sink, int rows, int columns) {
+    cast_tile<E5M2>(SiluGradient{x, dy, columns}, sink, rows, columns);
+}
+
+KERNEL(cast_swiglu_e4m3, TILE_THREADS)(const u16* x, Sink sink, int rows, int columns) {
+    cast_tile<E4M3>(Swiglu{x, columns}, sink, rows, columns);
+}
+
+KERNEL(cast_swiglu_backward_e5m2, TILE_THREADS)(const u16* x, const u16* dy, Sink sink, int rows, int columns) {
+    cast_tile<E5M2>(SwigluGradient{x, dy, columns}, sink, rows, columns);
+}
+
 KERNEL(cast_loss_e5m2, TILE_THREADS)
 (const u16* logits, const u32* targets, const float* lse, float factor, Sink sink, int rows, int columns) {
     cast_tile<E5M2>(LossGradient{logits, targets, lse, factor, columns}, sink, rows, columns);
@@ -136,3 +214,31 @@ __device__ __forceinline__ void fold_amax(const T* x, u32* amax, u32* flag, i64 
 KERNEL(amax_bf16, 256)(const u16* x, u32* amax, u32* flag, i64 length) { fold_amax(x, amax, flag, length); }
 
 KERNEL(amax_f32, 256)(const float* x, u32* amax, u32* flag, i64 length) { fold_amax(x, amax, flag, length); }
+
+// How a tensor fares under a scale: counts[0] += values that saturate, counts[1] += values that are not zero but become so,
+// counts[2] += values that are infinite or NaN. `largest` is the format's largest value, `vanishing` half its smallest.
+KERNEL(health_bf16, 256)(const u16* x, const float* scale, float largest, float vanishing, u64* counts, i64 length) {
+    const float factor = *scale;
+    u32 saturated = 0, underflowed = 0, strange = 0;
+    const i64 stride = (i64)gridDim.x * blockDim.x * 8;
+    for (i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8; at < length; at += stride) {
+        float v[8];
+        const int count = (int)min(length - at, (i64)8);
+        load8(x + at, count, count == 8, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float scaled = fabsf(v[i] * factor);
+            const bool finite = (__float_as_uint(v[i]) & 0x7FFFFFFFu) < INFINITY_BITS;
+            strange += !finite;
+            saturated += finite && scaled > largest;
+            underflowed += v[i] != 0.0f && scaled <= vanishing;
+        }
+    }
+    saturated = __reduce_add_sync(EVERY_LANE, saturated);
+    underflowed = __reduce_add_sync(EVERY_LANE, underflowed);
+    strange = __reduce_add_sync(EVERY_LANE, strange);
+    if ((threadIdx.x & 31) != 0) return;
+    if (saturated) atomicAdd(counts, (u64)saturated);
+    if (underflowed) atomicAdd(counts + 1, (u64)underflowed);
+    if (strange) atomicAdd(counts + 2, (u64)strange);
+}

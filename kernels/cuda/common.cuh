@@ -221,3 +221,13 @@ __device__ __forceinline__ float gelu_gradient(float x, float dy) {
     const float gate = gelu_gate(x), slope = 1.5957691216057307f * (1.0f + 0.134145f * x * x);
     return dy * (gate + x * gate * (1.0f - gate) * slope);
 }
+
+// SiLU, x · sigmoid(x).
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+__device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
+
+__device__ __forceinline__ float silu_slope(float x) {
+    const float gate = sigmoid(x);
+    return gate * (1.0f + x * (1.0f - gate));
+}

@@ -1,4 +1,4 @@
-// Token and position embeddings, and their gradients without atomics.
+// Token and position embeddings, their gradients without atomics, and rotary positions.
 //
 // `order` holds the rows of a microbatch sorted by token, then ascending; the host makes it with the batch.
 #include "common.cuh"
@@ -70,5 +70,22 @@ KERNEL(position_gradient, 128)(const u16* dy, float* out, int sequences, int len
             for (int j = 0; j < 8; j++) sum[j] += v[j];
         }
         store8(out + (i64)position * hidden + at, count, aligned, sum);
+    }
+}
+
+// Rotates queries and keys in place, the first half of each head against its second: (a, b) becomes (a · cos - b · sin,
+// b · cos + a · sin), rounded. `table` has cos, then sin, of half a head for each position. The gradient turns back: `back`.
+// A row of x is [q | k | v]; a block has a row.
+KERNEL(rotary, 128)(u16* x, const float* table, int back, int length, int heads, int dim) {
+    const int half = dim / 2, hidden = heads * dim;
+    const float* cosines = table + (i64)(blockIdx.x % length) * dim;
+    u16* row = x + (i64)blockIdx.x * 3 * hidden;
+    for (int i = threadIdx.x; i < hidden; i += blockDim.x) { // pairs of queries, then of keys
+        const int head = i / half, at = i % half;
+        u16* p = row + head * dim + at;
+        const float a = from_bf16(p[0]), b = from_bf16(p[half]);
+        const float c = cosines[at], s = back ? -cosines[half + at] : cosines[half + at];
+        p[0] = to_bf16(a * c - b * s);
+        p[half] = to_bf16(b * c + a * s);
     }
 }

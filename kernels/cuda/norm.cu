@@ -1,4 +1,5 @@
-// Layer norm over rows. Statistics in fp32; variance 1e-5 is added to.
+// Layer norm over rows; RMS norm where `mean` is null: nothing is subtracted, and there is no bias. Statistics in fp32; 1e-5
+// is added to the variance.
 //
 // Sums over a row: each thread adds its elements ascending, a warp folds as a tree, warps ascending. Gradients of gain and
 // bias: in pieces of 64 rows, of which 32 threads of a column have two each and are folded as a tree; pieces ascending.
@@ -54,7 +55,7 @@ KERNEL(layer_norm_forward, ROW_THREADS)
     };
     for_groups(kept, groups, [](int, float(&)[8]) {}, take);
     const float per_row = 1.0f / (float)columns;
-    const float center = block_sum(sum, first) * per_row;
+    const float center = mean ? block_sum(sum, first) * per_row : 0.0f;
 
     float squares = 0.0f;
     for_groups(kept, groups, reload, [&](int group, float(&v)[8]) {
@@ -64,16 +65,20 @@ KERNEL(layer_norm_forward, ROW_THREADS)
     const float variance = block_sum(squares, second) * per_row;
     const float factor = 1.0f / sqrtf(variance + EPSILON);
     if (threadIdx.x == 0) {
-        mean[row] = center;
+        if (mean) mean[row] = center;
         rstd[row] = factor;
     }
     if (!y) return;
     for_groups(kept, groups, reload, [&](int group, float(&v)[8]) {
         float g[8], b[8];
         load8(gamma + group * 8, size(group), aligned, g);
-        load8(beta + group * 8, size(group), aligned, b);
 #pragma unroll
-        for (int i = 0; i < 8; i++) g[i] = (v[i] - center) * factor * g[i] + b[i];
+        for (int i = 0; i < 8; i++) g[i] = (v[i] - center) * factor * g[i];
+        if (beta) {
+            load8(beta + group * 8, size(group), aligned, b);
+#pragma unroll
+            for (int i = 0; i < 8; i++) g[i] += b[i];
+        }
         store8(y + base + group * 8, size(group), aligned, g);
     });
 }
@@ -87,7 +92,7 @@ KERNEL(layer_norm_backward, ROW_THREADS)
     const int row = blockIdx.x, groups = (columns + 7) / 8;
     const i64 base = (i64)row * columns;
     const bool aligned = (columns & 7) == 0;
-    const float center = mean[row], factor = rstd[row];
+    const float center = mean ? mean[row] : 0.0f, factor = rstd[row];
     auto size = [&](int group) { return min(columns - group * 8, 8); };
 
     float scaled[KEPT][8], normal[KEPT][8];
@@ -124,7 +129,7 @@ KERNEL(layer_norm_backward, ROW_THREADS)
         add(g, n);
     }
     const float per_row = 1.0f / (float)columns;
-    const float shift = block_sum(shift_sum, first) * per_row, slope = block_sum(slope_sum, second) * per_row;
+    const float shift = mean ? block_sum(shift_sum, first) * per_row : 0.0f, slope = block_sum(slope_sum, second) * per_row;
 
     auto finish = [&](int group, float(&g)[8], float(&n)[8]) {
         float out[8];
@@ -168,7 +173,7 @@ KERNEL(layer_norm_gradients, 256)
             float g[8], n[8];
             load8(dy + (i64)row * columns + column, count, wide, g);
             load8(x + (i64)row * columns + column, count, wide, n);
-            const float center = __ldg(mean + row), factor = __ldg(rstd + row);
+            const float center = mean ? __ldg(mean + row) : 0.0f, factor = __ldg(rstd + row);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 gain[i] += g[i] * ((n[i] - center) * factor);
@@ -196,5 +201,5 @@ KERNEL(layer_norm_gradients, 256)
         float* row = threadIdx.x < 64 ? partial : second;
         if (to < columns) row[(i64)blockIdx.y * columns + to] = sums[threadIdx.x >> 6][0][j];
     }
-    if (add_partial(partial, dgamma, finished, 64, columns)) add_rows(second, dbeta, 64, columns);
+    if (add_partial(partial, dgamma, finished, 64, columns) && dbeta) add_rows(second, dbeta, 64, columns);
 }

@@ -132,7 +132,7 @@ impl Bench {
             k.cast_gelu_backward(stream, x[set].span(), dy[set].span(), shape, &outputs(set, wide, Some(ffn)))
         })?;
         let (shape, len) = ((rows, hidden), rows * hidden);
-        let statistics = |set: usize| Statistics { mean: mean[set].span(), rstd: rstd[set].span() };
+        let statistics = |set: usize| Statistics { mean: Some(mean[set].span()), rstd: rstd[set].span() };
         self.time("residual + norm statistics", len * 6, LAUNCHES, |stream, set| {
             let residual = Residual { other: part(&dy[set], len), total: part(&values[set], len) };
             k.layer_norm_forward(stream, part(&x[set], len), shape, Some(residual), statistics(set), None)
@@ -140,10 +140,10 @@ impl Bench {
         self.time("norm + cast", len * 4, LAUNCHES, |stream, set| {
             let x = Normalised {
                 x: part(&x[set], len),
-                mean: mean[set].span(),
+                mean: Some(mean[set].span()),
                 rstd: rstd[set].span(),
                 gamma: gamma[set].span(),
-                beta: beta[set].span(),
+                beta: Some(beta[set].span()),
             };
             k.cast_norm(stream, &x, shape, &outputs(set, len, None))
         })?;
@@ -154,7 +154,7 @@ impl Bench {
         self.time("norm gradients", len * 4, LAUNCHES, |stream, set| {
             let (x, dy) = (part(&x[set], len), part(&dy[set], len));
             let (dgamma, dbeta) = (gamma[set].span(), beta[set].span());
-            k.layer_norm_gradients(stream, x, dy, shape, statistics(set), dgamma, dbeta, scratch(set))
+            k.layer_norm_gradients(stream, x, dy, shape, statistics(set), dgamma, Some(dbeta), scratch(set))
         })?;
         self.time("add", len * 6, LAUNCHES, |stream, set| {
             k.add(stream, part(&x[set], len), part(&dy[set], len), part(&values[set], len))

@@ -37,7 +37,7 @@ sources! {
     /// Casts to FP8, with what is fused into them.
     CAST = "cast.cu" {
         cast_bf16_e4m3, cast_bf16_e5m2, cast_f32_e4m3, cast_norm_e4m3, cast_gelu_e4m3, cast_gelu_backward_e5m2,
-        cast_loss_e5m2, amax_bf16, amax_f32,
+        cast_silu_e4m3, cast_silu_backward_e5m2, cast_swiglu_e4m3, cast_swiglu_backward_e5m2, cast_loss_e5m2, health_bf16, amax_bf16, amax_f32,
     }
     /// Delayed scaling.
     SCALE = "scale.cu" { roll_scales, spread_scale }
@@ -46,7 +46,7 @@ sources! {
     /// Sums and conversions.
     ELEMENTWISE = "elementwise.cu" { add_bf16, convert_f32_bf16, sum_slots, accumulate_f32 }
     /// Embeddings.
-    EMBEDDING = "embedding.cu" { embedding_forward, token_gradient, position_gradient }
+    EMBEDDING = "embedding.cu" { embedding_forward, token_gradient, position_gradient, rotary }
     /// Cross-entropy.
     LOSS = "loss.cu" { loss_rows, loss_mean }
     /// Norm of the gradients, clipping, AdamW.

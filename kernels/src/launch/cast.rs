@@ -173,19 +173,19 @@ impl Outputs {
     }
 }
 
-/// Input and statistics of a layer norm.
+/// Input and statistics of a layer norm, or of an RMS norm, which has neither means nor a bias.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Normalised {
     /// rows × columns.
     pub x: Span<bf16>,
     /// One per row.
-    pub mean: Span<f32>,
+    pub mean: Option<Span<f32>>,
     /// One per row.
     pub rstd: Span<f32>,
     /// One per column.
     pub gamma: Span<f32>,
     /// One per column.
-    pub beta: Span<f32>,
+    pub beta: Option<Span<f32>>,
 }
 
 /// Logits, and what their gradient needs.
@@ -199,6 +199,14 @@ pub struct LossGradient {
     pub lse: Span<f32>,
     /// Loss scale divided by the number of rows.
     pub factor: f32,
+}
+
+fn eights(kernel: &'static str, columns: usize) -> Result {
+    if columns.is_multiple_of(8) {
+        return Ok(());
+    }
+    let rule = "it must be a multiple of 8";
+    Err(Error::Dimension { kernel, dimension: "columns", found: columns, rule })
 }
 
 impl Kernels {
@@ -246,11 +254,12 @@ impl Kernels {
         let kernel = "cast_norm_e4m3";
         let (rows, columns) = shape;
         expect(kernel, "x", x.x, rows * columns)?;
-        expect(kernel, "mean", x.mean, rows)?;
+        expect_if(kernel, "mean", x.mean, rows)?;
         expect(kernel, "rstd", x.rstd, rows)?;
         expect(kernel, "gamma", x.gamma, columns)?;
-        expect(kernel, "beta", x.beta, columns)?;
-        self.tiles(stream, kernel, &[&x.x, &x.mean, &x.rstd, &x.gamma, &x.beta], shape, outputs)
+        expect_if(kernel, "beta", x.beta, columns)?;
+        let (mean, beta) = (optional(x.mean), optional(x.beta));
+        self.tiles(stream, kernel, &[&x.x, &mean, &x.rstd, &x.gamma, &beta], shape, outputs)
     }
 
     /// GELU; codes are E4M3.
@@ -272,6 +281,72 @@ impl Kernels {
         expect(kernel, "x", x, shape.0 * shape.1)?;
         expect(kernel, "dy", dy, shape.0 * shape.1)?;
         self.tiles(stream, kernel, &[&x, &dy], shape, outputs)
+    }
+
+    /// SiLU; codes are E4M3.
+    pub fn cast_silu(&self, stream: &CudaStream, x: Span<bf16>, shape: (usize, usize), outputs: &Outputs) -> Result {
+        expect("cast_silu_e4m3", "x", x, shape.0 * shape.1)?;
+        self.tiles(stream, "cast_silu_e4m3", &[&x], shape, outputs)
+    }
+
+    /// Gradient of SiLU; codes are E5M2.
+    pub fn cast_silu_backward(
+        &self,
+        stream: &CudaStream,
+        x: Span<bf16>,
+        dy: Span<bf16>,
+        shape: (usize, usize),
+        outputs: &Outputs,
+    ) -> Result {
+        let kernel = "cast_silu_backward_e5m2";
+        expect(kernel, "x", x, shape.0 * shape.1)?;
+        expect(kernel, "dy", dy, shape.0 * shape.1)?;
+        self.tiles(stream, kernel, &[&x, &dy], shape, outputs)
+    }
+
+    /// SwiGLU, silu(gate) · up: a row of `x` holds all gates, then all ups. The shape is that of the result, whose columns
+    /// are a multiple of 8; codes are E4M3.
+    pub fn cast_swiglu(&self, stream: &CudaStream, x: Span<bf16>, shape: (usize, usize), outputs: &Outputs) -> Result {
+        let kernel = "cast_swiglu_e4m3";
+        eights(kernel, shape.1)?;
+        expect(kernel, "x", x, shape.0 * shape.1 * 2)?;
+        self.tiles(stream, kernel, &[&x], shape, outputs)
+    }
+
+    /// Gradients of gates and ups, laid out as `x` is. The shape is that of `dy`; codes are E5M2.
+    pub fn cast_swiglu_backward(
+        &self,
+        stream: &CudaStream,
+        x: Span<bf16>,
+        dy: Span<bf16>,
+        shape: (usize, usize),
+        outputs: &Outputs,
+    ) -> Result {
+        let kernel = "cast_swiglu_backward_e5m2";
+        eights(kernel, shape.1)?;
+        expect(kernel, "x", x, shape.0 * shape.1 * 2)?;
+        expect(kernel, "dy", dy, shape.0 * shape.1)?;
+        self.tiles(stream, kernel, &[&x, &dy], (shape.0, 2 * shape.1), outputs)
+    }
+
+    /// How a tensor fares under a scale: adds to three counts the values that saturate, those that are not zero but become
+    /// so, and those that are infinite or NaN.
+    pub fn health(
+        &self,
+        stream: &CudaStream,
+        format: Fp8,
+        x: Span<bf16>,
+        scale: Span<f32>,
+        counts: Span<u64>,
+    ) -> Result {
+        let kernel = "health_bf16";
+        expect(kernel, "x", x, x.len())?;
+        expect(kernel, "scale", scale, 1)?;
+        expect(kernel, "counts", counts, 3)?;
+        let (largest, vanishing) = (format.max(), format.decode(1) / 2.0);
+        let blocks = x.len().div_ceil(256 * 8).min(1024);
+        let len = x.len() as i64;
+        self.launch(stream, kernel, [blocks, 1], 256, 0, &[&x, &scale, &largest, &vanishing, &counts, &len])
     }
 
     /// Gradient of the cross-entropy; codes are E5M2. The shape is rows and vocabulary.

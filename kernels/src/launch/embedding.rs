@@ -69,4 +69,28 @@ impl Kernels {
         expect(kernel, "out", out, out.len())?;
         self.launch(stream, kernel, [length as usize, 1], THREADS, 0, &[&dy, &out, &sequences, &length, &columns])
     }
+
+    /// Rotates queries and keys of packed rows [q | k | v] in place, or turns them back: the gradient. `table` has cosines,
+    /// then sines, of half a head for each of `length` positions.
+    pub fn rotary(
+        &self,
+        stream: &CudaStream,
+        x: Span<bf16>,
+        table: Span<f32>,
+        back: bool,
+        (length, heads, head_dim): (usize, usize, usize),
+    ) -> Result {
+        let kernel = "rotary";
+        let (positions, count) = (dimension(kernel, "length", length)?, dimension(kernel, "heads", heads)?);
+        let dim = dimension(kernel, "head_dim", head_dim)?;
+        if !head_dim.is_multiple_of(2) {
+            let rule = "it must be even";
+            return Err(crate::Error::Dimension { kernel, dimension: "head_dim", found: head_dim, rule });
+        }
+        let rows = rows_of(kernel, "x", x.len(), 3 * heads * head_dim)? as usize;
+        expect(kernel, "x", x, x.len())?;
+        expect(kernel, "table", table, length * head_dim)?;
+        let back = i32::from(back);
+        self.launch(stream, kernel, [rows, 1], THREADS, 0, &[&x, &table, &back, &positions, &count, &dim])
+    }
 }

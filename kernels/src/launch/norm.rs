@@ -1,4 +1,4 @@
-//! Layer norm.
+//! Layer norm, and RMS norm: the same without means and without a bias.
 
 use cudarc::driver::CudaStream;
 use half::bf16;
@@ -25,7 +25,7 @@ pub struct Normal {
     /// Gain, one per column.
     pub gamma: Span<f32>,
     /// Bias, one per column.
-    pub beta: Span<f32>,
+    pub beta: Option<Span<f32>>,
     /// rows × columns.
     pub y: Span<bf16>,
 }
@@ -33,15 +33,15 @@ pub struct Normal {
 /// Statistics of each row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Statistics {
-    /// Mean.
-    pub mean: Span<f32>,
+    /// Mean; none for RMS norm.
+    pub mean: Option<Span<f32>>,
     /// 1 / √(variance + ε).
     pub rstd: Span<f32>,
 }
 
 impl Statistics {
     fn expect(&self, kernel: &'static str, rows: usize) -> Result {
-        expect(kernel, "mean", self.mean, rows)?;
+        expect_if(kernel, "mean", self.mean, rows)?;
         expect(kernel, "rstd", self.rstd, rows)
     }
 }
@@ -64,14 +64,15 @@ impl Kernels {
         expect_if(kernel, "residual.other", residual.map(|residual| residual.other), rows * columns)?;
         expect_if(kernel, "residual.total", residual.map(|residual| residual.total), rows * columns)?;
         expect_if(kernel, "gamma", normal.map(|normal| normal.gamma), columns)?;
-        expect_if(kernel, "beta", normal.map(|normal| normal.beta), columns)?;
+        expect_if(kernel, "beta", normal.and_then(|normal| normal.beta), columns)?;
         expect_if(kernel, "y", normal.map(|normal| normal.y), rows * columns)?;
         statistics.expect(kernel, rows)?;
         let (other, total) =
             (optional(residual.map(|residual| residual.other)), optional(residual.map(|residual| residual.total)));
-        let (gamma, beta) = (optional(normal.map(|normal| normal.gamma)), optional(normal.map(|normal| normal.beta)));
+        let (gamma, beta) =
+            (optional(normal.map(|normal| normal.gamma)), optional(normal.and_then(|normal| normal.beta)));
         let y = optional(normal.map(|normal| normal.y));
-        let Statistics { mean, rstd } = statistics;
+        let (mean, rstd) = (optional(statistics.mean), statistics.rstd);
         let arguments: [&dyn crate::module::Argument; 9] =
             [&x, &other, &total, &gamma, &beta, &y, &mean, &rstd, &across];
         self.launch(stream, kernel, [rows, 1], THREADS, 0, &arguments)
@@ -99,7 +100,7 @@ impl Kernels {
         expect_if(kernel, "residual", residual, rows * columns)?;
         statistics.expect(kernel, rows)?;
         let residual = optional(residual);
-        let Statistics { mean, rstd } = statistics;
+        let (mean, rstd) = (optional(statistics.mean), statistics.rstd);
         let arguments: [&dyn crate::module::Argument; 8] = [&x, &dy, &gamma, &mean, &rstd, &residual, &dx, &across];
         self.launch(stream, kernel, [rows, 1], THREADS, 0, &arguments)
     }
@@ -113,7 +114,7 @@ impl Kernels {
         (rows, columns): (usize, usize),
         statistics: Statistics,
         dgamma: Span<f32>,
-        dbeta: Span<f32>,
+        dbeta: Option<Span<f32>>,
         scratch: ColumnScratch,
     ) -> Result {
         let kernel = "layer_norm_gradients";
@@ -121,9 +122,10 @@ impl Kernels {
         expect(kernel, "x", x, rows * columns)?;
         expect(kernel, "dy", dy, rows * columns)?;
         expect(kernel, "dgamma", dgamma, columns)?;
-        expect(kernel, "dbeta", dbeta, columns)?;
+        expect_if(kernel, "dbeta", dbeta, columns)?;
+        let dbeta = optional(dbeta);
         statistics.expect(kernel, rows)?;
-        let Statistics { mean, rstd } = statistics;
+        let (mean, rstd) = (optional(statistics.mean), statistics.rstd);
         scratch.expect(kernel, 2 * partial_sums(rows, columns), columns)?;
         let ColumnScratch { partial, finished } = scratch;
         let arguments: [&dyn crate::module::Argument; 10] =

@@ -215,7 +215,13 @@ fn fused_producers_round_first_and_equal_their_definitions() {
         let (gamma, beta) = (numbers(5, shape.1), numbers(6, shape.1));
         let of = |x: &[f32]| rig.upload(x);
         let (m, r, g, b) = (of(&mean), of(&rstd), of(&gamma), of(&beta));
-        let normal = Normalised { x: source.span(), mean: m.span(), rstd: r.span(), gamma: g.span(), beta: b.span() };
+        let normal = Normalised {
+            x: source.span(),
+            mean: Some(m.span()),
+            rstd: r.span(),
+            gamma: g.span(),
+            beta: Some(b.span()),
+        };
         let made = Made::new(rig, shape, 2.9, 0.0);
         rig.kernels.cast_norm(&rig.stream, &normal, shape, &made.outputs()).unwrap();
         let out = floats(&made.values.read().unwrap());
@@ -226,6 +232,90 @@ fn fused_producers_round_first_and_equal_their_definitions() {
             rounded((x - mean[row]) * rstd[row] * gamma[column] + beta[column])
         });
         assert_eq!(bits(&out), bits(&want.collect::<Vec<_>>()));
+
+        let normal = Normalised { mean: None, beta: None, ..normal };
+        let made = Made::new(rig, shape, 2.9, 0.0);
+        rig.kernels.cast_norm(&rig.stream, &normal, shape, &made.outputs()).unwrap();
+        let out = floats(&made.values.read().unwrap());
+        made.check(Fp8::E4M3, &out, 0.0);
+        let want = x.iter().enumerate().map(|(i, x)| rounded(x * rstd[i / shape.1] * gamma[i % shape.1]));
+        assert_eq!(bits(&out), bits(&want.collect::<Vec<_>>()), "RMS norm");
+    }
+}
+
+#[test]
+fn silu_and_swiglu_equal_their_definitions() {
+    let Some(rig) = rig() else { return };
+    let silu = |x: f64| x / (1.0 + (-x).exp());
+    let slope = |x: f64| {
+        let gate = 1.0 / (1.0 + (-x).exp());
+        gate * (1.0 + x * (1.0 - gate))
+    };
+    for (index, shape) in [(1, 8), (17, 24), (130, 272), (64, 64), (33, 520)].into_iter().enumerate() {
+        let (rows, columns) = shape;
+        let len = rows * columns;
+        let (x, dy) = (values(index as u64, 2 * len), values(50 + index as u64, len));
+        let (source, upper) = (rig.upload(&x), rig.upload(&dy));
+        let first = source.span().part(0..len).unwrap();
+        let wide: Vec<f64> = x.iter().map(|x| x.to_f64()).collect();
+        let dy: Vec<f64> = dy.iter().map(|x| x.to_f64()).collect();
+        let check = |what: &str, format, shape, want: Vec<f64>, run: &dyn Fn(&Outputs)| {
+            let made = Made::new(rig, shape, 7.7, 0.0);
+            run(&made.outputs());
+            let out = floats(&made.values.read().unwrap());
+            made.check(format, &out, 0.0);
+            close(what, out, &want, BF16);
+        };
+        check("silu", Fp8::E4M3, shape, wide[..len].iter().map(|x| silu(*x)).collect(), &|outputs| {
+            rig.kernels.cast_silu(&rig.stream, first, shape, outputs).unwrap();
+        });
+        let want = (0..len).map(|i| dy[i] * slope(wide[i])).collect();
+        check("silu backward", Fp8::E5M2, shape, want, &|outputs| {
+            rig.kernels.cast_silu_backward(&rig.stream, first, upper.span(), shape, outputs).unwrap();
+        });
+        let pair = |i: usize| {
+            let at = i / columns * 2 * columns + i % columns;
+            (wide[at], wide[at + columns])
+        };
+        let want = (0..len).map(pair).map(|(gate, up)| silu(gate) * up).collect();
+        check("swiglu", Fp8::E4M3, shape, want, &|outputs| {
+            rig.kernels.cast_swiglu(&rig.stream, source.span(), shape, outputs).unwrap();
+        });
+        let want = (0..2 * len)
+            .map(|at| {
+                let (row, column) = (at / (2 * columns), at % (2 * columns));
+                let i = row * columns + column % columns;
+                let (gate, up) = pair(i);
+                dy[i] * if column < columns { up * slope(gate) } else { silu(gate) }
+            })
+            .collect();
+        check("swiglu backward", Fp8::E5M2, (rows, 2 * columns), want, &|outputs| {
+            rig.kernels.cast_swiglu_backward(&rig.stream, source.span(), upper.span(), shape, outputs).unwrap();
+        });
+    }
+    let source = rig.upload(&[bf16::ONE; 24]);
+    let made = Made::new(rig, (1, 12), 1.0, 0.0);
+    assert!(rig.kernels.cast_swiglu(&rig.stream, source.span(), (1, 12), &made.outputs()).is_err());
+}
+
+#[test]
+fn health_counts_what_a_cast_loses() {
+    let Some(rig) = rig() else { return };
+    for (format, scale) in [(Fp8::E4M3, 40.0f32), (Fp8::E5M2, 3e4), (Fp8::E4M3, 1e-3)] {
+        let mut x = values(5, 100_003);
+        x[7] = bf16::NAN;
+        x[8] = bf16::INFINITY;
+        x[9] = bf16::ZERO;
+        let (source, factor, counts) = (rig.upload(&x), rig.upload(&[scale]), rig.upload(&[0u64; 3]));
+        rig.kernels.health(&rig.stream, format, source.span(), factor.span(), counts.span()).unwrap();
+        let count = |f: &dyn Fn(f32) -> bool| x.iter().filter(|x| f(x.to_f32())).count() as u64;
+        let want = [
+            count(&|x| x.is_finite() && (x * scale).abs() > format.max()),
+            count(&|x| x != 0.0 && format.encode(x * scale) & 0x7F == 0),
+            2,
+        ];
+        assert_eq!(counts.read().unwrap(), want);
+        assert!(want[0] + want[1] > 0, "the case is not empty");
     }
 }
 

@@ -70,3 +70,38 @@ fn an_id_beyond_the_table_raises_the_flag_and_reads_nothing() {
     let y = floats(&y.read().unwrap());
     assert_eq!((&y[..8], &y[8..]), (&[0.5; 8][..], &[1.0; 16][..]));
 }
+
+#[test]
+fn rotation_is_exact_and_turns_back() {
+    let Some(rig) = rig() else { return };
+    for (sequences, length, heads, dim) in [(1, 1, 1, 2), (2, 7, 3, 6), (2, 64, 4, 64)] {
+        let (rows, hidden, half) = (sequences * length, heads * dim, dim / 2);
+        let x = values(1, rows * 3 * hidden);
+        let table: Vec<f32> = (0..length * dim)
+            .map(|i| {
+                let (position, at) = (i / dim, i % dim);
+                let angle = position as f64 / 10_000f64.powf((at % half) as f64 / half as f64);
+                if at < half { angle.cos() as f32 } else { angle.sin() as f32 }
+            })
+            .collect();
+        for back in [false, true] {
+            let (source, turns) = (rig.upload(&x), rig.upload(&table));
+            rig.kernels.rotary(&rig.stream, source.span(), turns.span(), back, (length, heads, dim)).unwrap();
+            let mut want = floats(&x);
+            for row in 0..rows {
+                for pair in 0..2 * heads * half {
+                    let a = row * 3 * hidden + pair / half * dim + pair % half;
+                    let turn = &table[row % length * dim + pair % half..];
+                    let (cos, sin) = (turn[0], if back { -turn[half] } else { turn[half] });
+                    let (first, second) = (want[a], want[a + half]);
+                    want[a] = rounded(first * cos - second * sin);
+                    want[a + half] = rounded(second * cos + first * sin);
+                }
+            }
+            assert_eq!(bits(&floats(&source.read().unwrap())), bits(&want));
+        }
+    }
+    let x = rig.upload(&[bf16::ONE; 9]);
+    let table = rig.upload(&[1.0f32; 3]);
+    assert!(rig.kernels.rotary(&rig.stream, x.span(), table.span(), false, (1, 1, 3)).is_err());
+}

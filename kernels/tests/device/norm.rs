@@ -41,10 +41,10 @@ fn forward_and_backward_are_within_bounds_of_float64() {
         let (dx_in, g, b) = (rig.upload(&x), rig.upload(&gamma), rig.upload(&beta));
         let (o, total, y) = (rig.upload(&other), rig.poisoned::<bf16>(len), rig.poisoned::<bf16>(len));
         let (mean, rstd) = (rig.poisoned::<f32>(rows), rig.poisoned::<f32>(rows));
-        let saved = Statistics { mean: mean.span(), rstd: rstd.span() };
+        let saved = Statistics { mean: Some(mean.span()), rstd: rstd.span() };
         let shape = (rows, columns);
         let residual = Residual { other: o.span(), total: total.span() };
-        let normal = Normal { gamma: g.span(), beta: b.span(), y: y.span() };
+        let normal = Normal { gamma: g.span(), beta: Some(b.span()), y: y.span() };
         rig.kernels.layer_norm_forward(&rig.stream, dx_in.span(), shape, Some(residual), saved, Some(normal)).unwrap();
 
         // The residual sum is exact, then everything follows from it.
@@ -60,8 +60,8 @@ fn forward_and_backward_are_within_bounds_of_float64() {
 
         // Without a residual: the same bits from the sum.
         let (mean2, rstd2, y2) = (rig.poisoned::<f32>(rows), rig.poisoned::<f32>(rows), rig.poisoned::<bf16>(len));
-        let again = Statistics { mean: mean2.span(), rstd: rstd2.span() };
-        let normal = Normal { gamma: g.span(), beta: b.span(), y: y2.span() };
+        let again = Statistics { mean: Some(mean2.span()), rstd: rstd2.span() };
+        let normal = Normal { gamma: g.span(), beta: Some(b.span()), y: y2.span() };
         rig.kernels.layer_norm_forward(&rig.stream, total.span(), shape, None, again, Some(normal)).unwrap();
         assert_eq!(bits(&mean2.read().unwrap()), bits(&mean.read().unwrap()));
         assert_eq!(bits(&rstd2.read().unwrap()), bits(&rstd.read().unwrap()));
@@ -101,7 +101,7 @@ fn forward_and_backward_are_within_bounds_of_float64() {
                 shape,
                 saved,
                 dgamma.span(),
-                dbeta.span(),
+                Some(dbeta.span()),
                 scratch,
             )
             .unwrap();
@@ -120,10 +120,57 @@ fn a_nan_spoils_its_row_only() {
     x[64 + 5] = bf16::NAN;
     let (x, gamma) = (rig.upload(&x), rig.upload(&[1.0f32; 64]));
     let (mean, rstd, y) = (rig.poisoned::<f32>(3), rig.poisoned::<f32>(3), rig.poisoned::<bf16>(3 * 64));
-    let statistics = Statistics { mean: mean.span(), rstd: rstd.span() };
-    let normal = Normal { gamma: gamma.span(), beta: gamma.span(), y: y.span() };
+    let statistics = Statistics { mean: Some(mean.span()), rstd: rstd.span() };
+    let normal = Normal { gamma: gamma.span(), beta: Some(gamma.span()), y: y.span() };
     rig.kernels.layer_norm_forward(&rig.stream, x.span(), (3, 64), None, statistics, Some(normal)).unwrap();
     let y = y.read().unwrap();
     assert!(y.chunks(64).map(|row| row.iter().all(|y| y.is_nan())).eq([false, true, false]));
     assert!(y[0].is_finite() && y[191].is_finite());
+}
+
+#[test]
+fn rms_norm_is_within_bounds_of_float64() {
+    let Some(rig) = rig() else { return };
+    for (rows, columns) in SHAPES {
+        let (len, shape) = (rows * columns, (rows, columns));
+        let of = |seed| -> Vec<bf16> { numbers(seed, len).iter().map(|x| bf16::from_f32(x * 3.0 + 0.5)).collect() };
+        let (x, dy, gamma) = (of(1), of(2), numbers(3, columns));
+        let (source, upper, gain) = (rig.upload(&x), rig.upload(&dy), rig.upload(&gamma));
+        let (rstd, y, dx) = (rig.poisoned::<f32>(rows), rig.poisoned::<bf16>(len), rig.poisoned::<bf16>(len));
+        let saved = Statistics { mean: None, rstd: rstd.span() };
+        let normal = Normal { gamma: gain.span(), beta: None, y: y.span() };
+        rig.kernels.layer_norm_forward(&rig.stream, source.span(), shape, None, saved, Some(normal)).unwrap();
+        rig.kernels
+            .layer_norm_backward(&rig.stream, source.span(), upper.span(), shape, gain.span(), saved, None, dx.span())
+            .unwrap();
+        let (partial, finished) =
+            (rig.poisoned::<f32>(2 * partial_sums(rows, columns)), rig.upload(&vec![0u32; columns.div_ceil(64)]));
+        let scratch = ColumnScratch { partial: partial.span(), finished: finished.span() };
+        let dgamma = rig.poisoned::<f32>(columns);
+        let (x_span, dy_span) = (source.span(), upper.span());
+        rig.kernels
+            .layer_norm_gradients(&rig.stream, x_span, dy_span, shape, saved, dgamma.span(), None, scratch)
+            .unwrap();
+
+        let (mut factors, mut want_y, mut want_dx) = (Vec::new(), Vec::new(), Vec::new());
+        let mut want_gamma = vec![0f64; columns];
+        for (x, dy) in x.chunks(columns).zip(dy.chunks(columns)) {
+            let squares = x.iter().map(|x| x.to_f64().powi(2)).sum::<f64>() / columns as f64;
+            let factor = 1.0 / (squares + 1e-5).sqrt();
+            let scaled = |j: usize| dy[j].to_f64() * f64::from(gamma[j]);
+            let slope = (0..columns).map(|j| scaled(j) * x[j].to_f64() * factor).sum::<f64>() / columns as f64;
+            factors.push(factor);
+            for j in 0..columns {
+                want_y.push(x[j].to_f64() * factor * f64::from(gamma[j]));
+                want_dx.push(factor * (scaled(j) - x[j].to_f64() * factor * slope));
+                want_gamma[j] += dy[j].to_f64() * x[j].to_f64() * factor;
+            }
+        }
+        close("rstd", rstd.read().unwrap(), &factors, 1e-5);
+        close("y", floats(&y.read().unwrap()), &want_y, BF16);
+        if columns > 1 {
+            close("dx", floats(&dx.read().unwrap()), &want_dx, BF16);
+        }
+        close("dgamma", dgamma.read().unwrap(), &want_gamma, 1e-5);
+    }
 }
