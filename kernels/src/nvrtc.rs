@@ -1,6 +1,6 @@
 //! NVRTC, the run-time compiler: the few functions that are needed, resolved once and called directly.
 //!
-//! The bindings are our own because the library may lie where only [`probe`](crate::probe) looks, and because nothing
+//! The bindings are our own because the library may lie where only [`probe`] looks, and because nothing
 //! here may panic when a function is missing.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
