@@ -5,6 +5,7 @@
 //! that range and every other place becomes a note with file, line and column.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt::Write;
 
 use proc_macro2::{Delimiter, Group, Ident, Literal, Punct, Spacing, Span, TokenStream, TokenTree};
@@ -22,12 +23,9 @@ pub struct Found {
     pub report: Report,
 }
 
-/// A fault as it is shown: once, however many instances and rounds of a loop have it.
+/// A fault as it is shown: once, however many instances have it.
 struct Shown<'a> {
     diagnostic: &'a Diagnostic,
-    instance: Option<&'a [i64]>,
-    /// Other occurrences in the same instance.
-    repeats: usize,
     /// Other instances that have it.
     elsewhere: Vec<&'a [i64]>,
 }
@@ -51,38 +49,24 @@ pub fn errors(source: &Source, found: &[Found]) -> TokenStream {
     out
 }
 
-/// Groups equal faults: same code, same place in the source.
+/// Groups equal faults of different instances: same code, same place in the source. (Within one
+/// instance a report has grouped them already.)
 fn merge(phase: Family, found: &[Found]) -> (Vec<Shown<'_>>, usize) {
-    let mut shown: Vec<Shown<'_>> = Vec::new();
-    let mut known: BTreeMap<(Origin, Code, &str), usize> = BTreeMap::new();
+    let mut shown: BTreeMap<(Origin, Code), Shown<'_>> = BTreeMap::new();
     let mut omitted = 0;
     for Found { instance, report } in found {
-        let instance = instance.as_deref();
-        let mut of_phase = 0;
-        for diagnostic in report.diagnostics.iter().filter(|d| d.code.family() == phase) {
-            of_phase += 1;
-            // Outside instances nothing repeats: two messages at one place are two faults.
-            let message = if instance.is_some() { "" } else { diagnostic.message.as_str() };
-            let at = *known.entry((diagnostic.primary.origin, diagnostic.code, message)).or_insert_with(|| {
-                shown.push(Shown { diagnostic, instance, repeats: 0, elsewhere: Vec::new() });
-                shown.len() - 1
-            });
-            let first = &mut shown[at];
-            if std::ptr::eq(first.diagnostic, diagnostic) {
-                continue;
+        let of_phase = report.diagnostics.iter().filter(|d| d.code.family() == phase);
+        omitted += of_phase.clone().next().map_or(0, |_| report.omitted);
+        for diagnostic in of_phase {
+            match shown.entry((diagnostic.primary.origin, diagnostic.code)) {
+                Entry::Vacant(entry) => {
+                    entry.insert(Shown { diagnostic, elsewhere: Vec::new() });
+                }
+                Entry::Occupied(mut entry) => entry.get_mut().elsewhere.extend(instance.as_deref()),
             }
-            match instance {
-                here if here == first.instance => first.repeats += 1,
-                Some(other) if first.elsewhere.last() != Some(&other) => first.elsewhere.push(other),
-                _ => {}
-            }
-        }
-        if of_phase > 0 {
-            omitted += report.omitted;
         }
     }
-    shown.sort_by_key(|fault| (fault.diagnostic.primary.origin, fault.diagnostic.code));
-    (shown, omitted)
+    (shown.into_values().collect(), omitted)
 }
 
 fn headline_and_notes(source: &Source, fault: &Shown<'_>) -> String {
@@ -100,7 +84,10 @@ fn headline_and_notes(source: &Source, fault: &Shown<'_>) -> String {
         line(&mut message, "note", note);
     }
     let mut last: Vec<String> = last.into_iter().map(str::to_owned).collect();
-    last.extend(occurrences(fault));
+    if !fault.elsewhere.is_empty() {
+        let others: Vec<String> = fault.elsewhere.iter().map(|values| tuple(values)).collect();
+        last.push(format!("also in {}", listed(&others)));
+    }
     if !last.is_empty() {
         line(&mut message, "note", &last.join("; "));
     }
@@ -113,25 +100,19 @@ fn headline_and_notes(source: &Source, fault: &Shown<'_>) -> String {
 /// The role of a further place, and where that is.
 fn placed(source: &Source, label: &Label) -> String {
     match position(source, label.place.origin) {
-        Some(at) if label.text.contains(',') => format!("{} ({at})", label.text),
+        Some(at) if has_clauses(&label.text) => format!("{} ({at})", label.text),
         Some(at) => format!("{} at {at}", label.text.strip_suffix(" here").unwrap_or(&label.text)),
         None => label.text.clone(),
     }
 }
 
-/// How often else this fault is found: in this instance, in others.
-fn occurrences(fault: &Shown<'_>) -> Vec<String> {
-    let mut out = Vec::new();
-    match fault.repeats {
-        0 => {}
-        1 => out.push("once more at this place".to_owned()),
-        n => out.push(format!("{n} times more at this place")),
-    }
-    if !fault.elsewhere.is_empty() {
-        let others: Vec<String> = fault.elsewhere.iter().map(|values| tuple(values)).collect();
-        out.push(format!("also in {}", listed(&others)));
-    }
-    out
+/// Whether a sentence has commas of its own: those of `I(1, 3)` do not count.
+fn has_clauses(text: &str) -> bool {
+    let mut depth = 0;
+    text.chars().any(|c| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        c == ',' && depth == 0
+    })
 }
 
 /// `(2, 4)`

@@ -199,10 +199,10 @@ fn forward_missing(schedule: &Schedule, stage: Stage, missing: &[u32]) -> Diagno
     let anchor = schedule
         .rank(rank)
         .iter()
-        .enumerate()
         .rev()
-        .find(|(_, item)| item.kind == Kind::Forward && item.stage == stage)
-        .map(|(at, item)| place(rank, at, item));
+        .find(|item| item.kind == Kind::Forward && item.stage == stage)
+        // Without its item: the loop values of another microbatch would mislead.
+        .map(|item| Place::from(item.origin));
     let mut fault = Diagnostic::new(Code::ForwardMissing, anchor.unwrap_or(schedule.origins.name.into()), message);
     if anchor.is_some() {
         fault = fault.role("the last forward of this stage");

@@ -51,5 +51,5 @@ fn main() {
     panic!();
     assert!(shadowed::<4, 8>().schedule.microbatches == 8);
     assert!(shadowed::find(2, 4).is_some());
-    assert!(shadowed::build(1, { M as _ }).is_ok());
+    assert!(shadowed::build(1, M as _).is_ok());
 }
