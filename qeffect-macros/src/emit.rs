@@ -9,10 +9,11 @@
 //! fault the same items come out, with bodies that are never reached.
 
 use proc_macro2::{Literal, TokenStream};
+use qeffect_core::origin::Origin;
 use qeffect_core::packed;
 use qeffect_core::plan::{Checked, Direction, Edge, Peaks, Plan};
 use qeffect_core::schedule::{Bounds, Compare, Costs, Expect, HeaderOrigins, Measure, Schedule, Transport, Update};
-use quote::{format_ident, quote};
+use quote::{format_ident, quote, quote_spanned};
 
 use crate::names::Names;
 use crate::report::tuple;
@@ -23,6 +24,8 @@ use crate::tokens::{Front, Source};
 pub struct Instance {
     /// Values of the parameters.
     pub values: Vec<i64>,
+    /// Where they are declared.
+    pub origin: Origin,
     /// What the checker returned.
     pub checked: Checked,
 }
@@ -33,14 +36,18 @@ pub fn accepted(source: &Source, names: &Names, program: &TokenStream, instances
     let impls = instances.iter().map(|instance| {
         let values = instance.values.iter().map(|value| number(*value));
         let body = checked(&instance.checked);
-        quote! {
-            impl Declared<#({ #values }),*> for Instances {
+        // Where rustc lists the declared instances, it shows them as the user wrote them.
+        let (first, last) = source.spans_of(instance.origin);
+        let head = quote_spanned!(first=> impl Declared<#({ #values }),*> for);
+        let tail = quote_spanned! {last=>
+            Instances {
                 fn checked() -> &'static Checked {
                     #body
                     &CHECKED
                 }
             }
-        }
+        };
+        quote!(#head #tail)
     });
     let args = &names.args;
     let contents = quote! {
@@ -89,20 +96,30 @@ fn items(
     let Names { krate, schedule, params, args } = names;
     let Front { attributes, visibility, .. } = front;
     let const_params = names.const_params();
+    // What rustc names in an error about an undeclared instance stands where the user wrote the name.
+    let here = schedule.span();
+    let instances_type = quote_spanned!(here=> pub enum Instances {});
+    let declaration = quote_spanned! {here=>
+        pub trait Declared<#const_params> {
+            /// The checked schedule of this instance.
+            fn checked() -> &'static Checked;
+        }
+    };
+    let bound = quote_spanned!(here=> #schedule::Instances: #schedule::Declared<#(#params),*>);
     let texts = Texts::new(names, instances);
     let Texts { message, label, declared, declare, at_start, about, call, build: about_build, .. } = &texts;
     quote! {
         #attributes
         #[doc = ""]
         #[doc = #about]
-        #[allow(dead_code, non_snake_case)]
+        #[allow(dead_code, non_snake_case, unreachable_pub)]
         #visibility mod #schedule {
             use #krate::__private::core::template;
             use template::{Checked, Report};
 
             /// Where the declared instances are looked up.
             #[derive(Clone, Copy, Debug)]
-            pub enum Instances {}
+            #instances_type
 
             /// The values of the parameters for which the compiler has checked this schedule.
             #[diagnostic::on_unimplemented(
@@ -113,10 +130,7 @@ fn items(
                 note = #at_start
             )]
             #[allow(non_upper_case_globals)]
-            pub trait Declared<#const_params> {
-                /// The checked schedule of this instance.
-                fn checked() -> &'static Checked;
-            }
+            #declaration
 
             #[doc = #about_build]
             ///
@@ -141,7 +155,7 @@ fn items(
         #[allow(dead_code, non_snake_case, non_upper_case_globals)]
         #visibility fn #schedule<#const_params>() -> &'static #krate::__private::core::template::Checked
         where
-            #schedule::Instances: #schedule::Declared<#(#params),*>,
+            #bound,
         {
             <#schedule::Instances as #schedule::Declared<#(#params),*>>::checked()
         }

@@ -52,7 +52,7 @@ fn judge(program: &Program) -> (Vec<Instance>, Vec<Found>) {
             })
         });
         match verdict {
-            Ok(checked) => accepted.push(Instance { values, checked }),
+            Ok(checked) => accepted.push(Instance { values, origin: instance.origin, checked }),
             Err(report) => found.push(Found { instance: Some(values), report }),
         }
     }

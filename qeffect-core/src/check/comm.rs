@@ -85,11 +85,7 @@ fn cycle_fault(schedule: &Schedule, cycle: &[&Blocked]) -> Diagnostic {
         [a, b] => format!("ranks {} and {} wait for each other", a.rank, b.rank),
         _ => format!("{} ranks wait for each other in a circle", cycle.len()),
     };
-    let mut fault = Diagnostic::new(Code::Deadlock, place_of(schedule, first.item), message).role(format!(
-        "rank {} stops here, waiting for {}",
-        first.rank,
-        item(first.needs)
-    ));
+    let mut fault = Diagnostic::new(Code::Deadlock, place_of(schedule, first.item), message);
     for wait in cycle.iter().take(WAITS_SHOWN) {
         fault = fault.label(
             place_of(schedule, wait.item),
