@@ -51,3 +51,8 @@ pub mod prelude {
     pub use qeffect_core::token::{Bwd, Fwd, Token};
     pub use qeffect_schedules::{by_name, library, schedule};
 }
+
+/// The programs of the README, compiled and run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

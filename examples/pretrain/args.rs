@@ -54,6 +54,10 @@ pub struct Args {
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/shakespeare.txt"), hide_default_value = true)]
     pub data: PathBuf,
 
+    /// Evaluations over the run; the last one is on all held-out text, the others on its first 64 KiB
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    pub evaluations: u64,
+
     /// Seed of initialisation, batches and the sample
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

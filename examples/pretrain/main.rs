@@ -29,9 +29,6 @@ use report::{Metric, RunFolder};
 const SEQ: usize = 64;
 /// Sequences of a microbatch.
 const SEQUENCES: usize = 2;
-/// Evaluations over the run, the last one on all held-out bytes.
-const EVALUATIONS: u64 = 5;
-
 fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -186,12 +183,13 @@ fn train(
     held_out: &HeldOut,
     folder: &mut RunFolder,
 ) -> Result<History> {
+    let started = Instant::now();
     let mut history = History::default();
     let bar = ProgressBar::new(args.steps);
     bar.set_style(ProgressStyle::with_template(
         "{bar:30.cyan/240} {pos}/{len} steps  {msg}  {elapsed_precise} elapsed, {eta_precise} left",
     )?);
-    let every = (args.steps / EVALUATIONS).max(1);
+    let every = (args.steps / args.evaluations).max(1);
     let mut smooth = None;
     for step in 0..args.steps {
         let batch: Vec<Windows> =
@@ -230,6 +228,7 @@ fn train(
                 loss,
                 bytes: bytes as u64,
                 seconds: timer.elapsed().as_secs_f64(),
+                elapsed: started.elapsed().as_secs_f64(),
             })?;
         }
     }

@@ -25,8 +25,8 @@ pub enum Metric<'a> {
     },
     /// One training step. Loss in nats per byte.
     Step { step: u64, loss: f64, grad_norm: f64, lr: f64, tokens: u64, seconds: f64, bubble: f64, skipped: bool },
-    /// One evaluation over the held-out bytes.
-    Eval { step: u64, loss: f64, bytes: u64, seconds: f64 },
+    /// One evaluation over held-out bytes; `elapsed` counts from the first step, evaluations included.
+    Eval { step: u64, loss: f64, bytes: u64, seconds: f64, elapsed: f64 },
 }
 
 /// A fresh folder under `runs/`, and the files in it.
