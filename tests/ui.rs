@@ -45,6 +45,11 @@ fn no_internal_type_name_in_any_message() {
         "FullBackward",
         "__schedule",
         "__private",
+        "Checked",
+        "Report",
+        "Plan",
+        "Proved",
+        "qeffect_core",
         "panicked",
         "unwrap",
     ];
@@ -68,6 +73,30 @@ fn every_case_shows_its_code() {
                 assert!(headline.contains("[QE"), "{}: {headline}", path.display());
             }
         }
+    }
+}
+
+/// Every code that `schedule!` can report has a case.
+#[test]
+fn every_code_has_a_case() {
+    use qeffect::core::code::{Code, Family};
+    // Found by the ledger, in written communication, or by nothing yet.
+    const ELSEWHERE: &[Code] = &[
+        Code::StaleReference,
+        Code::KeyMismatch,
+        Code::TokenOutOfOrder,
+        Code::NotQuiescent,
+        Code::MessageMissing,
+        Code::MessageDoubled,
+        Code::MessageEarly,
+        Code::MessageUnknown,
+        Code::BytesExceeded,
+        Code::SlotsExhausted,
+    ];
+    let cases: Vec<String> = texts("schedule").into_iter().map(|(_, text)| text).collect();
+    for code in Code::ALL.iter().filter(|code| !matches!(code.family(), Family::Arena | Family::Bind)) {
+        let shown = cases.iter().any(|text| text.contains(&format!("[{code}]")));
+        assert_eq!(shown, !ELSEWHERE.contains(code), "{code}");
     }
 }
 

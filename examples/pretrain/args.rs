@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use qeffect::core::recipe::Recipe;
-use qeffect::schedules::{Entry, by_name, library};
+use qeffect::schedules::{Entry, library};
 
 /// Trains a byte-level GPT through a pipeline schedule that the Rust compiler has proved.
 ///
@@ -54,7 +54,8 @@ pub struct Args {
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/shakespeare.txt"), hide_default_value = true)]
     pub data: PathBuf,
 
-    /// Evaluations over the run; the last one is on all held-out text, the others on its first 64 KiB
+    /// Evaluations over the run; the last one is on all held-out windows that fill whole passes, the
+    /// others on the first 64 KiB
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     pub evaluations: u64,
 
@@ -78,7 +79,7 @@ pub const DEFAULT_STEPS: u64 = 500;
 fn schedule(text: &str) -> Result<&'static Entry, String> {
     let name = text.to_ascii_lowercase().replace('-', "_");
     let name = if name == "1f1b" { "one_f_one_b" } else { &name };
-    by_name(name).filter(|entry| !entry.eval).ok_or_else(|| {
+    library().iter().find(|entry| entry.name == name && !entry.eval).ok_or_else(|| {
         let names: Vec<&str> = library().iter().filter(|entry| !entry.eval).map(|entry| entry.name).collect();
         format!("there is no such schedule; one of: {}", names.join(", "))
     })

@@ -1,6 +1,6 @@
 //! Evaluation on held-out bytes, and logits for sampling, through the forward-only schedule.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use qeffect::core::plan::Checked;
 use qeffect::runtime::data::{ByteData, Windows};
 use qeffect::runtime::gpt::GptStage;
@@ -20,7 +20,14 @@ pub struct HeldOut {
 impl HeldOut {
     pub fn new(data: &ByteData, session: &Session<GptStage>, checked: Checked, sequences: usize) -> Result<HeldOut> {
         let microbatches = checked.schedule.microbatches as usize;
-        let passes = (data.held_out_windows() / (microbatches * sequences)).max(1);
+        let (found, needed) = (data.held_out_windows(), microbatches * sequences);
+        if found < needed {
+            bail!(
+                "the held-out tenth of the text has {found} windows of {} bytes, an evaluation needs {needed}: use a longer text or fewer microbatches",
+                data.seq()
+            );
+        }
+        let passes = found / needed;
         Ok(HeldOut { evaluation: session.evaluation(checked)?, microbatches, sequences, passes })
     }
 

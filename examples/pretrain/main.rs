@@ -107,11 +107,11 @@ fn run(args: &Args) -> Result<()> {
 fn introduce(args: &Args, checked: &Checked, model: &GptConfig, data: &ByteData) {
     let schedule = &checked.schedule;
     println!(
-        "schedule {} for {} ranks × {} virtual stages, {} microbatches: {}",
+        "schedule {} for {}, {}, {}: {}",
         args.schedule.name,
-        schedule.ranks,
-        schedule.stages / schedule.ranks,
-        schedule.microbatches,
+        count(schedule.ranks, "rank"),
+        count(schedule.stages, "stage"),
+        count(schedule.microbatches, "microbatch"),
         match checked.proved {
             Proved::AtCompileTime => "proved by the compiler",
             Proved::AtStart => "not declared in the program, so checked now, at start, by the same checker",
@@ -276,6 +276,12 @@ fn summary(checked: &Checked, history: &History, elapsed: Duration) -> Table {
     row("steps skipped as not finite", history.skipped.to_string());
     row("whole run", format!("{:.1} s", elapsed.as_secs_f64()));
     table
+}
+
+/// `1 rank`, `2 ranks`, `2 microbatches`.
+fn count(n: u32, what: &str) -> String {
+    let plural = if what.ends_with("ch") { "es" } else { "s" };
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}{plural}") }
 }
 
 /// `1234567` as `1 234 567`.

@@ -89,6 +89,8 @@ fn draw(file: &Path, title: &str, train: &[(f64, f64)], held_out: &[(f64, f64)])
     let tokens = |x: &f64| if *x >= 1e6 { format!("{:.1} M", x / 1e6) } else { format!("{:.0} k", x / 1e3) };
     chart
         .configure_mesh()
+        .label_style(("sans-serif", 13))
+        .axis_desc_style(("sans-serif", 14))
         .x_desc("training tokens (bytes)")
         .y_desc("loss, nats per byte")
         .x_label_formatter(&tokens)
@@ -112,11 +114,16 @@ fn draw(file: &Path, title: &str, train: &[(f64, f64)], held_out: &[(f64, f64)])
     if let Some((x, y)) = held_out.last() {
         chart.draw_series(std::iter::once(Text::new(
             format!("{y:.3}"),
-            (x - right * 0.06, y - (high - low) * 0.03),
+            (x - right * 0.045, y + (high - low) * 0.08),
             ("sans-serif", 15).into_font().color(&red),
         )))?;
     }
-    chart.configure_series_labels().border_style(RGBColor(200, 200, 200)).background_style(WHITE).draw()?;
+    chart
+        .configure_series_labels()
+        .label_font(("sans-serif", 13))
+        .border_style(RGBColor(200, 200, 200))
+        .background_style(WHITE)
+        .draw()?;
     area.present()?;
     Ok(())
 }

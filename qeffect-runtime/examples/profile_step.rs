@@ -22,7 +22,7 @@ const STAGE: StageId = StageId(0);
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let text = std::env::args().nth(1).unwrap_or_else(|| "fp8-delayed".into());
     let recipe: Recipe = text.parse()?;
-    let config = GptConfig { vocab: 256, hidden: 128, heads: 4, ffn: 512, layers: 4, seq: 64, sequences: 4, recipe };
+    let config = GptConfig { vocab: 256, hidden: 128, heads: 4, ffn: 512, layers: 4, seq: 64, sequences: 2, recipe };
     let profile = Profile::new();
     let shard_config = ShardConfig {
         microbatches: MICROBATCHES,

@@ -14,12 +14,12 @@ pub const HELD_OUT: usize = 10;
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// It cannot be read.
-    #[error("cannot read `{}`: {source}", path.display())]
+    #[error("cannot read `{}`: {cause}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// It has too few bytes.
     #[error(
@@ -65,7 +65,7 @@ pub struct ByteData {
 impl ByteData {
     /// Reads a file for windows of `seq` bytes.
     pub fn open(path: &Path, seq: usize) -> Result<ByteData, DataError> {
-        let text = std::fs::read(path).map_err(|source| DataError::Unreadable { path: path.into(), source })?;
+        let text = std::fs::read(path).map_err(|cause| DataError::Unreadable { path: path.into(), cause })?;
         Self::new(text, path, seq)
     }
 
