@@ -110,3 +110,12 @@ fn three_faults_are_shown_at_once() {
         assert_eq!(headlines.iter().filter(|line| line.contains(code)).count(), 1, "{code}");
     }
 }
+
+/// The README quotes the compiler.
+#[test]
+fn the_readme_shows_what_the_compiler_says() {
+    let (_, text) = texts("schedule").into_iter().find(|(path, _)| path.ends_with("readme.stderr")).unwrap();
+    let text = text.replace("$DIR/", "").replace("tests/ui/schedule/readme.rs", "src/main.rs");
+    let readme = include_str!("../README.md");
+    assert!(readme.contains(text.trim_end()), "{text}");
+}
