@@ -1,4 +1,4 @@
-//! Every op's output and gradients against PyTorch's, in f32.
+//! The output and gradients of the kernel behind every op against PyTorch's, in f32.
 
 mod golden;
 
