@@ -1,4 +1,5 @@
-// What keeps a replayed step honest: counters, the choice of state after a bad step, and tags of slots.
+// What keeps a replayed step honest: counters, the choice of state after a bad step, tags of slots, and a delay that makes
+// a missing wait show.
 #include "common.cuh"
 
 // to = from if the flag is raised: scales and histories go back to the copy of the step's start.
@@ -33,4 +34,12 @@ KERNEL(check_tag, 32)(const u64* tag, const u64* step, u64 key, u64 generation, 
         report[1 + i] = expected[i];
         report[4 + i] = tag[i];
     }
+}
+
+// Runs for a while: what reads too early, reads too early for certain.
+KERNEL(delay, 32)(u64 nanoseconds) {
+    u64 start, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    while (now - start < nanoseconds);
 }

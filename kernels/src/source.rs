@@ -56,8 +56,8 @@ sources! {
         attention_forward_32, attention_forward_64, attention_forward_128, attention_queries_32, attention_queries_64,
         attention_queries_128, attention_keys_32, attention_keys_64, attention_keys_128,
     }
-    /// Counters, state after a bad step, tags.
-    STEP = "step.cu" { copy_if, advance, write_tag, check_tag }
+    /// Counters, state after a bad step, tags, a delay.
+    STEP = "step.cu" { copy_if, advance, write_tag, check_tag, delay }
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Counters, and tags of slots.
 
+use core::time::Duration;
+
 use cudarc::driver::CudaStream;
 
 use crate::error::Result;
@@ -26,6 +28,12 @@ impl Kernels {
         expect("advance", "counter", counter, 1)?;
         expect_if("advance", "unless", unless, 1)?;
         self.launch(stream, "advance", [1, 1], 32, 0, &[&counter, &optional(unless)])
+    }
+
+    /// Keeps the stream busy for that long, at most a second: a missing wait then shows.
+    pub fn delay(&self, stream: &CudaStream, time: Duration) -> Result {
+        let nanoseconds = time.min(Duration::from_secs(1)).as_nanos() as u64;
+        self.launch(stream, "delay", [1, 1], 32, 0, &[&nanoseconds])
     }
 
     /// Marks a slot.
