@@ -1,0 +1,68 @@
+//! Casts to FP8, and the cells whose scales they read.
+
+use super::{Result, Run, first, kernel};
+use crate::cpu::table::Store;
+use crate::device::DeviceError;
+use crate::kernels::{Elem, cast};
+
+impl Run<'_> {
+    pub(super) fn quantise<E: Elem<Acc = f32> + Store>(&mut self) -> Result {
+        fields!(self, Quantise { src, rows, cols, format, scale, codes, transposed, scale_inv, amax, flag });
+        let name = self.name;
+        let elements = rows * cols;
+        let factor = self.table.scalar::<f32>(name, *scale)?;
+        for buf in [Some(codes), transposed.as_ref()].into_iter().flatten() {
+            match self.table.spec(*buf)? {
+                spec if spec.dtype != format.dtype() => return Err(self.not(*buf, spec.dtype, format.dtype().name())),
+                spec if spec.elements() != elements => return Err(self.table.short(name, *buf, elements)),
+                _ => {}
+            }
+        }
+        if let Some(amax) = amax {
+            self.table.scalar::<f32>(name, *amax)?;
+        }
+        if let Some(flag) = flag {
+            self.table.flag(name, *flag)?;
+        }
+        if self.table.get::<E>(name, *src)?.len() != elements {
+            return Err(self.table.short(name, *src, elements));
+        }
+        let noticed = self.table.write(name, [*codes, *scale_inv], |table, [data, inverse]| {
+            let data = table.out::<u8>(name, *codes, data)?;
+            let [inverse] = table.out::<f32>(name, *scale_inv, inverse)? else {
+                return Err(table.short(name, *scale_inv, 1));
+            };
+            cast::quantise(*format, table.get::<E>(name, *src)?, factor, data, inverse).map_err(kernel(name))
+        })?;
+        if let Some(transposed) = transposed {
+            self.table.write(name, [*transposed], |table, [out]| {
+                let out = table.out::<u8>(name, *transposed, out)?;
+                cast::transpose(table.get::<u8>(name, *codes)?, (*rows, *cols), out).map_err(kernel(name))
+            })?;
+        }
+        if let Some(amax) = amax {
+            qeffect_core::scaling::stage(self.table.scalar_mut(name, *amax)?, noticed.amax);
+        }
+        match flag {
+            Some(flag) if !noticed.finite => *self.table.scalar_mut::<u32>(name, first(*flag))? = 1,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn roll(&mut self) -> Result {
+        fields!(self, Roll { scales, history, rule, unless });
+        let name = self.name;
+        if let Some(flag) = unless
+            && self.table.flag(name, *flag)?
+        {
+            return Ok(());
+        }
+        self.table.write(name, [*scales, *history], |table, [scale, rows]| {
+            let scale = table.out::<f32>(name, *scales, scale)?;
+            let rows = table.out::<f32>(name, *history, rows)?;
+            let refused = |error: qeffect_core::scaling::HistoryShape| error.to_string();
+            rule.roll(scale, rows, None).map_err(|e| DeviceError::Failed { cmd: name, reason: refused(e) })
+        })
+    }
+}

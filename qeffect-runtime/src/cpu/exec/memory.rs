@@ -1,0 +1,59 @@
+//! Filling, copying and converting buffers.
+
+use half::bf16;
+use qeffect_core::dtype::Dtype;
+
+use super::{Result, Run, kernel};
+use crate::cpu::table::Data;
+use crate::device::{Buf, DeviceError};
+use crate::kernels::elementwise;
+
+impl Run<'_> {
+    pub(super) fn fill(&mut self, dst: Buf, value: f32) -> Result {
+        match self.table.data_mut(dst)? {
+            Data::F64(x) => x.fill(f64::from(value)),
+            Data::F32(x) => x.fill(value),
+            Data::Bf16(x) => x.fill(bf16::from_f32(value)),
+            Data::U8(x) => x.fill(value as u8),
+            Data::U32(x) => x.fill(value as u32),
+            Data::U64(x) => x.fill(value as u64),
+            Data::Taken => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn copy(&mut self, src: Buf, dst: Buf) -> Result {
+        let name = self.name;
+        let (from, to) = (self.table.spec(src)?, self.table.spec(dst)?);
+        if from.dtype != to.dtype {
+            return Err(self.not(dst, to.dtype, from.dtype.name()));
+        }
+        if from.elements() != to.elements() {
+            return Err(self.table.short(name, dst, from.elements()));
+        }
+        self.table.write(name, [dst], |table, [out]| {
+            let from = table.data(src)?;
+            if matches!(from, Data::Taken) {
+                return Err(DeviceError::Aliased { cmd: name, buffer: table.spec(src)?.name.clone() });
+            }
+            out.bytes_mut().copy_from_slice(from.bytes());
+            Ok(())
+        })
+    }
+
+    pub(super) fn convert(&mut self, src: Buf, dst: Buf) -> Result {
+        let name = self.name;
+        match (self.dtype(src)?, self.dtype(dst)?) {
+            (from, to) if from == to => self.copy(src, dst),
+            (Dtype::F32, Dtype::Bf16) => self.table.write(name, [dst], |table, [out]| {
+                let out = table.out::<bf16>(name, dst, out)?;
+                elementwise::convert(table.get::<f32>(name, src)?, out).map_err(kernel(name))
+            }),
+            (Dtype::Bf16, Dtype::F32) => self.table.write(name, [dst], |table, [out]| {
+                let out = table.out::<f32>(name, dst, out)?;
+                elementwise::convert(table.get::<bf16>(name, src)?, out).map_err(kernel(name))
+            }),
+            (found, _) => Err(self.not(src, found, "f32, or bf16 to f32")),
+        }
+    }
+}

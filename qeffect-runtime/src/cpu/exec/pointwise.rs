@@ -1,0 +1,50 @@
+//! What is done to each element, and sums of tensors.
+
+use super::{Activation, Master, Result, Run, kernel};
+use crate::kernels::{elementwise, gelu};
+
+impl Run<'_> {
+    pub(super) fn gelu<E: Activation>(&mut self) -> Result {
+        fields!(self, Gelu { x, y });
+        let name = self.name;
+        self.table.write(name, [*y], |table, [out]| {
+            gelu::gelu_forward(table.get::<E>(name, *x)?, table.out(name, *y, out)?).map_err(kernel(name))
+        })
+    }
+
+    pub(super) fn gelu_grad<E: Activation>(&mut self) -> Result {
+        fields!(self, GeluGrad { x, dy, dx });
+        let name = self.name;
+        self.table.write(name, [*dx], |table, [out]| {
+            let (x, dy) = (table.get::<E>(name, *x)?, table.get(name, *dy)?);
+            gelu::gelu_backward(x, dy, table.out(name, *dx, out)?).map_err(kernel(name))
+        })
+    }
+
+    pub(super) fn add<E: Activation>(&mut self) -> Result {
+        fields!(self, Add { a, b, out });
+        let name = self.name;
+        self.table.write(name, [*out], |table, [y]| {
+            let (a, b) = (table.get::<E>(name, *a)?, table.get(name, *b)?);
+            elementwise::add(a, b, table.out(name, *out, y)?).map_err(kernel(name))
+        })
+    }
+
+    pub(super) fn column_sums<E: Activation>(&mut self) -> Result {
+        fields!(self, ColumnSums { x, out, cols });
+        let name = self.name;
+        self.table.write(name, [*out], |table, [y]| {
+            elementwise::column_sums(table.get::<E>(name, *x)?, *cols, table.out(name, *out, y)?).map_err(kernel(name))
+        })
+    }
+
+    pub(super) fn sum_slots<A: Master>(&mut self) -> Result {
+        fields!(self, SumSlots { slots, out, factor });
+        let name = self.name;
+        self.table.write(name, [*out], |table, [sum]| {
+            let sum = table.out::<A>(name, *out, sum)?;
+            let slots = slots.iter().map(|slot| table.get::<A>(name, *slot)).collect::<Result<Vec<_>>>()?;
+            elementwise::sum_slots(&slots, A::from_f32(*factor), sum).map_err(kernel(name))
+        })
+    }
+}
