@@ -135,6 +135,11 @@ impl Cx<'_> {
         self.pool.keep(act)
     }
 
+    /// Takes one more share of a leased tensor, which is given back as the first one is.
+    pub fn share(&mut self, act: Act) -> Result<Act> {
+        Ok(self.keep(act)?.act())
+    }
+
     /// Gives a retained tensor up.
     pub fn release(&mut self, kept: Kept) -> Result<()> {
         self.pool.release(self.device, kept)

@@ -13,52 +13,10 @@
 use qeffect_core::recipe::Recipe;
 use qeffect_core::token::{Bwd, Fwd, Token};
 
-use crate::act::{Act, Fp8, Kept};
+use crate::act::Act;
 use crate::cx::Cx;
 use crate::error::Result;
-
-/// Work that an action leaves for a later one, consumed exactly once.
-pub trait Retained: Sized {
-    /// What it holds.
-    fn layout(&self, layout: &mut Layout);
-
-    /// Gives its buffers back unread.
-    fn release(self, cx: &mut Cx<'_>) -> Result<()>;
-}
-
-/// What a retained value holds.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Layout {
-    /// Name and tensor. One buffer that is named twice is stored once.
-    pub entries: Vec<(&'static str, Act)>,
-}
-
-impl Layout {
-    /// What `retained` holds.
-    pub fn of(retained: &impl Retained) -> Layout {
-        let mut layout = Layout::default();
-        retained.layout(&mut layout);
-        layout
-    }
-
-    /// Adds a tensor.
-    pub fn kept(&mut self, name: &'static str, kept: &Kept) {
-        self.entries.push((name, kept.act()));
-    }
-
-    /// Adds a quantised tensor.
-    pub fn fp8(&mut self, name: &'static str, fp8: &Fp8) {
-        let parts = [Some(&fp8.codes), fp8.other.as_ref(), Some(&fp8.scale_inv)];
-        self.entries.extend(parts.into_iter().flatten().map(|kept| (name, kept.act())));
-    }
-
-    /// Bytes of all distinct buffers.
-    pub fn bytes(&self) -> usize {
-        let distinct: std::collections::BTreeMap<_, _> =
-            self.entries.iter().map(|(_, act)| (act.buf, act.bytes())).collect();
-        distinct.values().sum()
-    }
-}
+pub use crate::retained::{Layout, Retained};
 
 /// A part of the model.
 ///

@@ -64,8 +64,7 @@ impl Stage for OneLayer {
     }
 
     fn weight_grad(&self, cx: &mut Cx<'_>, work: LinearWork) -> Result<()> {
-        let dst = cx.grad(self.layer.weight())?;
-        LinearOp::weight_grad(cx, work, dst)?;
+        LinearOp::weight_grad(cx, &self.layer, work)?;
         if self.twice {
             let _second = cx.grad(self.layer.weight())?;
         }
@@ -235,7 +234,7 @@ fn a_retained_tensor_carries_its_own_factor() {
             assert_eq!(bench.scale("input"), 56.0);
             for (tape, want) in [(&first, 1.0), (&second, 1.0 / 448.0)] {
                 let layout = Layout::of(tape);
-                let (_, factor) = layout.entries[layout.entries.len() - 1];
+                let factor = layout.entries[layout.entries.len() - 1].1;
                 assert_eq!((factor.rows, factor.cols), (1, 1));
                 assert_eq!(bench.shard.reals(factor).unwrap(), [f64::from(want as f32)]);
             }

@@ -111,20 +111,20 @@ impl Block {
 
     /// F.
     pub fn forward(&self, cx: &mut Cx<'_>, x: Act, token: Token<Fwd>) -> Result<(Act, BlockTape, Token<Fwd>)> {
-        let (a, ln1) = LayerNormOp::forward(cx, x, &self.ln1)?;
+        let (a, ln1) = <LayerNormOp as PureOp>::forward(cx, x, &self.ln1)?;
         let (packed, qkv, token) = LinearOp::forward(cx, a, &self.qkv, token)?;
         cx.free(a)?;
-        let (a, attention) = AttentionOp::forward(cx, packed, &self.attention)?;
+        let (a, attention) = <AttentionOp as PureOp>::forward(cx, packed, &self.attention)?;
         cx.free(packed)?;
         let (branch, proj, token) = LinearOp::forward(cx, a, &self.proj, token)?;
         cx.free(a)?;
         let middle = cx.add(x, branch)?;
         cx.free(branch)?;
 
-        let (h, ln2) = LayerNormOp::forward(cx, middle, &self.ln2)?;
+        let (h, ln2) = <LayerNormOp as PureOp>::forward(cx, middle, &self.ln2)?;
         let (wide, fc1, token) = LinearOp::forward(cx, h, &self.fc1, token)?;
         cx.free(h)?;
-        let (h, gelu) = GeluOp::forward(cx, wide, &())?;
+        let (h, gelu) = <GeluOp as PureOp>::forward(cx, wide, ())?;
         cx.free(wide)?;
         let (branch, fc2, token) = LinearOp::forward(cx, h, &self.fc2, token)?;
         cx.free(h)?;
@@ -143,21 +143,21 @@ impl Block {
         token: Token<Bwd>,
     ) -> Result<(Act, BlockWork, Token<Bwd>)> {
         let (dh, fc2, token) = LinearOp::input_grad(cx, dy, &self.fc2, tape.fc2, token)?;
-        let dwide = GeluOp::input_grad(cx, dh, &(), tape.gelu)?;
+        let dwide = <GeluOp as PureOp>::input_grad(cx, dh, (), tape.gelu)?;
         cx.free(dh)?;
         let (dh, fc1, token) = LinearOp::input_grad(cx, dwide, &self.fc1, tape.fc1, token)?;
         cx.free(dwide)?;
-        let branch = LayerNormOp::input_grad(cx, dh, &self.ln2, tape.ln2)?;
+        let branch = <LayerNormOp as PureOp>::input_grad(cx, dh, &self.ln2, tape.ln2)?;
         cx.free(dh)?;
         let dmiddle = cx.add(dy, branch)?;
         cx.free(branch)?;
 
         let (da, proj, token) = LinearOp::input_grad(cx, dmiddle, &self.proj, tape.proj, token)?;
-        let dpacked = AttentionOp::input_grad(cx, da, &self.attention, tape.attention)?;
+        let dpacked = <AttentionOp as PureOp>::input_grad(cx, da, &self.attention, tape.attention)?;
         cx.free(da)?;
         let (da, qkv, token) = LinearOp::input_grad(cx, dpacked, &self.qkv, tape.qkv, token)?;
         cx.free(dpacked)?;
-        let branch = LayerNormOp::input_grad(cx, da, &self.ln1, tape.ln1)?;
+        let branch = <LayerNormOp as PureOp>::input_grad(cx, da, &self.ln1, tape.ln1)?;
         cx.free(da)?;
         let dx = cx.add(dmiddle, branch)?;
         cx.free(branch)?;
@@ -169,28 +169,27 @@ impl Block {
     pub fn weight_grad(&self, cx: &mut Cx<'_>, work: BlockWork) -> Result<()> {
         let layers = [(&self.fc2, work.fc2), (&self.fc1, work.fc1), (&self.proj, work.proj), (&self.qkv, work.qkv)];
         for (linear, work) in layers {
-            let dst = cx.grad(linear.weight())?;
-            LinearOp::weight_grad(cx, work, dst)?;
+            LinearOp::weight_grad(cx, linear, work)?;
         }
         Ok(())
     }
 
     /// F of evaluation.
     pub fn evaluate(&self, cx: &mut Cx<'_>, x: Act) -> Result<Act> {
-        let a = LayerNormOp::evaluate(cx, x, &self.ln1)?;
+        let a = <LayerNormOp as PureOp>::evaluate(cx, x, &self.ln1)?;
         let packed = LinearOp::evaluate(cx, a, &self.qkv)?;
         cx.free(a)?;
-        let a = AttentionOp::evaluate(cx, packed, &self.attention)?;
+        let a = <AttentionOp as PureOp>::evaluate(cx, packed, &self.attention)?;
         cx.free(packed)?;
         let branch = LinearOp::evaluate(cx, a, &self.proj)?;
         cx.free(a)?;
         let middle = cx.add(x, branch)?;
         cx.free(branch)?;
 
-        let h = LayerNormOp::evaluate(cx, middle, &self.ln2)?;
+        let h = <LayerNormOp as PureOp>::evaluate(cx, middle, &self.ln2)?;
         let wide = LinearOp::evaluate(cx, h, &self.fc1)?;
         cx.free(h)?;
-        let h = GeluOp::evaluate(cx, wide, &())?;
+        let h = <GeluOp as PureOp>::evaluate(cx, wide, ())?;
         cx.free(wide)?;
         let branch = LinearOp::evaluate(cx, h, &self.fc2)?;
         cx.free(h)?;

@@ -42,7 +42,7 @@ fn run(cx: &mut Cx<'_>, qkv: Act, shape: &AttentionShape) -> Result<(Act, Act)> 
 }
 
 impl PureOp for AttentionOp {
-    type Param = AttentionShape;
+    type Param<'a> = &'a AttentionShape;
     type Tape = AttentionTape;
 
     fn forward(cx: &mut Cx<'_>, qkv: Act, shape: &AttentionShape) -> Result<(Act, AttentionTape)> {

@@ -29,22 +29,22 @@ impl Retained for GeluTape {
 pub enum GeluOp {}
 
 impl PureOp for GeluOp {
-    type Param = ();
+    type Param<'a> = ();
     type Tape = GeluTape;
 
-    fn forward(cx: &mut Cx<'_>, x: Act, p: &()) -> Result<(Act, GeluTape)> {
-        let y = GeluOp::evaluate(cx, x, p)?;
+    fn forward(cx: &mut Cx<'_>, x: Act, p: ()) -> Result<(Act, GeluTape)> {
+        let y = <GeluOp as PureOp>::evaluate(cx, x, p)?;
         Ok((y, GeluTape { x: cx.keep(x)? }))
     }
 
-    fn input_grad(cx: &mut Cx<'_>, dy: Act, (): &(), tape: GeluTape) -> Result<Act> {
+    fn input_grad(cx: &mut Cx<'_>, dy: Act, (): (), tape: GeluTape) -> Result<Act> {
         let dx = cx.lease(dy.rows, dy.cols)?;
         cx.issue(Cmd::GeluGrad { x: tape.x.act().buf, dy: dy.buf, dx: dx.buf })?;
         tape.release(cx)?;
         Ok(dx)
     }
 
-    fn evaluate(cx: &mut Cx<'_>, x: Act, (): &()) -> Result<Act> {
+    fn evaluate(cx: &mut Cx<'_>, x: Act, (): ()) -> Result<Act> {
         let y = cx.lease(x.rows, x.cols)?;
         cx.issue(Cmd::Gelu { x: x.buf, y: y.buf })?;
         Ok(y)

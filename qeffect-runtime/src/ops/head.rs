@@ -62,7 +62,7 @@ impl Head {
     /// F: writes the loss.
     pub fn forward(&self, cx: &mut Cx<'_>, x: Act, token: Token<Fwd>) -> Result<(HeadTape, Token<Fwd>)> {
         let targets = Self::targets(cx)?;
-        let (h, norm) = LayerNormOp::forward(cx, x, &self.norm)?;
+        let (h, norm) = <LayerNormOp as PureOp>::forward(cx, x, &self.norm)?;
         let (logits, linear, token) = LinearOp::forward(cx, h, &self.linear, token)?;
         cx.free(h)?;
         let lse = cx.lease_as(cx.recipe().master(), logits.rows, 1)?;
@@ -99,20 +99,19 @@ impl Head {
         cx.release(tape.lse)?;
         let (dh, work, token) = LinearOp::input_grad(cx, dlogits, &self.linear, tape.linear, token)?;
         cx.free(dlogits)?;
-        let dx = LayerNormOp::input_grad(cx, dh, &self.norm, tape.norm)?;
+        let dx = <LayerNormOp as PureOp>::input_grad(cx, dh, &self.norm, tape.norm)?;
         cx.free(dh)?;
         Ok((dx, work, token))
     }
 
     /// W.
     pub fn weight_grad(&self, cx: &mut Cx<'_>, work: LinearWork) -> Result<()> {
-        let dst = cx.grad(self.linear.weight())?;
-        LinearOp::weight_grad(cx, work, dst)
+        LinearOp::weight_grad(cx, &self.linear, work)
     }
 
     /// F of evaluation: logits, and the loss where there are targets.
     pub fn evaluate(&self, cx: &mut Cx<'_>, x: Act) -> Result<Act> {
-        let h = LayerNormOp::evaluate(cx, x, &self.norm)?;
+        let h = <LayerNormOp as PureOp>::evaluate(cx, x, &self.norm)?;
         let logits = LinearOp::evaluate(cx, h, &self.linear)?;
         cx.free(h)?;
         if let Some(targets) = cx.targets()? {

@@ -73,7 +73,7 @@ impl Retained for LayerNormTape {
 pub enum LayerNormOp {}
 
 impl PureOp for LayerNormOp {
-    type Param = LayerNorm;
+    type Param<'a> = &'a LayerNorm;
     type Tape = LayerNormTape;
 
     fn forward(cx: &mut Cx<'_>, x: Act, p: &LayerNorm) -> Result<(Act, LayerNormTape)> {

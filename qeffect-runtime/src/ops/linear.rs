@@ -8,9 +8,9 @@ use qeffect_core::token::{Bwd, Fwd, Token};
 
 use crate::act::{Act, Fp8, Kept};
 use crate::cmd::{Cmd, Operand};
-use crate::cx::{Cx, GradDst};
+use crate::cx::Cx;
 use crate::error::{Error, Result};
-use crate::op::Op;
+use crate::op::{Effects, Op};
 use crate::stage::{CellId, Init, Layout, ParamId, ParamKind, ParamSpec, Retained, Role, StageSpec, Working};
 use crate::state::WorkingBufs;
 
@@ -97,7 +97,7 @@ pub enum Saved {
 }
 
 impl Saved {
-    fn layout(&self, name: &'static str, layout: &mut Layout) {
+    fn layout(&self, name: &str, layout: &mut Layout) {
         match self {
             Saved::Plain(kept) => layout.kept(name, kept),
             Saved::Fp8(fp8) => layout.fp8(name, fp8),
@@ -189,7 +189,10 @@ impl Retained for LinearWork {
 pub enum LinearOp {}
 
 impl Op for LinearOp {
-    type Param = Linear;
+    const EFFECTS: Effects = Effects::NONE.reads(Role::Weight).writes(Role::Input).writes(Role::GradOutput);
+    type Input = Act;
+    type Output = Act;
+    type Param<'a> = &'a Linear;
     type Tape = LinearTape;
     type Work = LinearWork;
 
@@ -233,7 +236,8 @@ impl Op for LinearOp {
         Ok((dx, LinearWork { x: tape.x, dy: saved.for_weight_grad(cx)? }, token))
     }
 
-    fn weight_grad(cx: &mut Cx<'_>, work: LinearWork, dst: GradDst) -> Result<()> {
+    fn weight_grad(cx: &mut Cx<'_>, p: &Linear, work: LinearWork) -> Result<()> {
+        let dst = cx.grad(p.weight)?;
         let [m, n, k] = [work.dy.cols(), work.x.cols(), work.x.rows()];
         let (a, b) = (work.dy.first(true), work.x.second(false));
         cx.issue(Cmd::Gemm { m, n, k, a, b, bias: None, out: dst.act().buf })?;
