@@ -6,6 +6,7 @@
 //! | 1 | the schedule is refused, two schedules differ, or no schedule keeps the limit |
 //! | 2 | the command line is wrong |
 //! | 3 | a file cannot be read or written |
+//! | 4 | a training run has failed |
 
 mod check;
 mod convert;
@@ -18,6 +19,7 @@ mod show;
 mod simulate;
 mod source;
 mod synthesize;
+mod train;
 
 use std::process::ExitCode;
 
@@ -41,9 +43,11 @@ Examples:
   qeffect schedule show zb_v -p 4 -m 8           a timeline in the terminal
   qeffect schedule show zb_v -o zb_v.html        the same as a page with zoom and details
   qeffect schedule check mine.csv                judge a schedule file
+  qeffect train --config run.toml                train a model
   qeffect explain QE0401                         what a code means
 
-Exit codes: 0 done, 1 the schedule is refused or differs, 2 wrong command line, 3 a file cannot be read or written";
+Exit codes: 0 done, 1 the schedule is refused or differs, 2 wrong command line, 3 a file cannot be read or written, \
+4 a training run has failed";
 
 #[derive(Args)]
 struct Global {
@@ -60,6 +64,7 @@ enum Command {
     /// Look at, judge, convert and compare schedules
     #[command(subcommand)]
     Schedule(ScheduleCommand),
+    Train(train::Train),
     /// Explain an error code
     Explain(explain::Explain),
     /// Write shell completions
@@ -110,6 +115,7 @@ fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
         Command::Schedule(ScheduleCommand::Convert(args)) => args.run(screen),
         Command::Schedule(ScheduleCommand::Diff(args)) => args.run(screen),
         Command::Schedule(ScheduleCommand::Synthesize(args)) => args.run(screen),
+        Command::Train(args) => args.run(screen),
         Command::Explain(args) => args.run(screen),
         Command::Completions { shell } => {
             let mut text = Vec::new();

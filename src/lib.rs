@@ -35,12 +35,16 @@
 //! |---|---|
 //! | [`core`] | the contract, the schedule language, lowering, checker and simulator |
 //! | [`schedules`] | GPipe, 1F1B, interleaved 1F1B, ZB-H1, ZB-V and evaluation, in `schedule!` |
-//! | [`runtime`] | devices, ops, stages, driver, optimizer and training loop |
+//! | [`runtime`] | devices, ops, stages, driver, optimizer |
+//! | [`mod@train`] | whole training runs, as `qeffect train` does them |
 
 pub use qeffect_core as core;
 pub use qeffect_runtime as runtime;
 pub use qeffect_schedules as schedules;
 pub use qeffect_schedules::schedule;
+
+#[cfg(feature = "train")]
+pub mod train;
 
 /// What a program that writes or drives schedules needs.
 pub mod prelude {

@@ -1,4 +1,4 @@
-//! The `qeffect` command: schedules without a GPU, and what error codes mean.
+//! The `qeffect` command: schedules, training runs, and what error codes mean.
 
 mod cli;
 

@@ -293,3 +293,60 @@ fn synthesize_finds_what_is_no_worse_than_the_library() {
     assert!(fails(&["schedule", "synthesize", "-m", "0"], 2).contains("0 microbatches"));
     assert!(fails(&["schedule", "synthesize", "-p", "100000", "-v", "100000"], 2).contains("more stages"));
 }
+
+/// The losses of a run's folder, as text: equal text is equal bits.
+fn losses(folder: &std::path::Path) -> Vec<String> {
+    let text = std::fs::read_to_string(folder.join("metrics.jsonl")).expect("metrics");
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    lines.filter(|line| line["kind"] == "step").map(|line| line["loss"].to_string()).collect()
+}
+
+#[test]
+fn a_run_from_a_file_takes_a_schedule_from_a_file_and_gives_the_same_numbers() {
+    let folder = Folder::new("train");
+    let text = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/shakespeare.txt")).expect("the text");
+    let data = folder.0.join("play.txt");
+    std::fs::write(&data, &text[..60_000]).expect("written");
+    let config = folder.file(
+        "run.toml",
+        &format!(
+            "[pipeline]\nschedule = \"one_f_one_b\"\nmicrobatches = 4\n[optimizer]\nsteps = 2\n[data]\npath = {:?}\n\
+             [run]\nout = {:?}\nevaluations = 1\nsample = 2\n",
+            data.display().to_string(),
+            folder.0.join("runs").display().to_string()
+        ),
+    );
+    let (csv, code) = out(&["schedule", "convert", "zb_v", "-p", "2", "-m", "4", "--to", "csv"]);
+    assert_eq!(code, 0);
+    let csv = folder.file("mine.csv", &csv);
+    let (said, code) = out(&["train", "--config", &config]);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("held-out loss") && said.contains("proved by the compiler"), "{said}");
+    let (said, code) = out(&["train", "--config", &config, "--schedule", &csv]);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("4 stages") && said.contains("checked now, at start"), "{said}");
+    let run = |name: &str| losses(&folder.0.join("runs").join(name));
+    let first = run("one_f_one_b-fp8-delayed-seed1");
+    assert_eq!(first.len(), 2);
+    assert_eq!(run("mine-fp8-delayed-seed1"), first, "the schedule decides no bit");
+}
+
+#[test]
+fn a_wrong_run_is_refused_where_it_is_wrong() {
+    let folder = Folder::new("train-wrong");
+    let config = folder.file("run.toml", "[model]\nlayer = 8\n");
+    let said = fails(&["train", "--config", &config], 2);
+    assert!(said.contains("run.toml") && said.contains("line 2") && said.contains("layer"), "{said}");
+    assert!(fails(&["train", "--config", "no/such.toml"], 3).contains("no/such.toml"));
+    assert!(fails(&["train", "--set", "optimizer.step=1"], 2).contains("unknown field `step`"));
+    assert!(fails(&["train", "--schedule", "zb_w"], 2).contains("did you mean"));
+    assert!(fails(&["train", "--set", "model.layers=1"], 2).contains("4 stages"));
+    assert!(fails(&["train", "--set", "data.path='no/such.txt'"], 3).contains("no/such.txt"));
+    let bad = folder.file("bad.csv", "0F0,0F1,0B0\n");
+    assert!(fails(&["train", "--schedule", &bad], 1).contains("QE0"));
+    let (text, code) = out(&["train", "--print-config", "--set", "pipeline.ranks=4"]);
+    assert_eq!(code, 0);
+    assert!(text.contains("ranks = 4") && text.contains("recipe = \"fp8-delayed\""), "{text}");
+    let again = folder.file("whole.toml", &text);
+    assert_eq!(out(&["train", "--print-config", "--config", &again]).0, text);
+}

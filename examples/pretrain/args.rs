@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use qeffect::core::recipe::Recipe;
 use qeffect::schedules::{Entry, library};
+use qeffect::train::{Config, Data, Model, Optimizer, Pipeline, Run};
 
 /// Trains a byte-level GPT through a pipeline schedule that the Rust compiler has proved.
 ///
@@ -70,6 +71,29 @@ pub struct Args {
     /// Bytes of text to generate at the end
     #[arg(long, default_value_t = 400)]
     pub sample: usize,
+}
+
+impl Args {
+    /// The run that was asked for.
+    pub fn config(&self) -> Config {
+        Config {
+            model: Model { layers: self.layers, recipe: self.recipe, ..Model::default() },
+            pipeline: Pipeline {
+                schedule: self.schedule.name.into(),
+                ranks: self.ranks,
+                microbatches: self.microbatches,
+            },
+            optimizer: Optimizer { steps: self.steps, lr: self.lr, ..Optimizer::default() },
+            data: Data { path: self.data.clone() },
+            run: Run {
+                seed: self.seed,
+                out: self.out.clone(),
+                evaluations: self.evaluations,
+                sample: self.sample,
+                ..Run::default()
+            },
+        }
+    }
 }
 
 /// Steps of the default run: what reaches the documented loss.

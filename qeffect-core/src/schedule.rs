@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use crate::action::Item;
+use crate::action::{Item, Kind};
 use crate::ids::{Rank, Stage};
 use crate::origin::Origin;
 
@@ -160,6 +160,37 @@ impl Schedule {
     /// The items of one rank, in program order.
     pub fn rank(&self, rank: Rank) -> &[Item] {
         &self.items[self.starts[rank.index()] as usize..self.starts[rank.index() + 1] as usize]
+    }
+
+    /// The evaluation of a model that this schedule has placed: F of every microbatch, in the order of microbatches and
+    /// stages. Each F stands behind those that it waits for, on any placement.
+    pub fn forward_only(&self) -> Schedule {
+        let mut items = Vec::new();
+        let mut starts = vec![0];
+        for rank in 0..self.ranks {
+            let stages: Vec<Stage> = self.stages_of(Rank(rank)).collect();
+            for microbatch in 0..self.microbatches {
+                let forward = |stage: &Stage| Item::new(Kind::Forward, stage.0, microbatch, Origin::NONE.0);
+                items.extend(stages.iter().map(forward));
+            }
+            starts.push(items.len() as u32);
+        }
+        Schedule {
+            name: format!("{}, forward only", self.name).into(),
+            params: self.params.clone(),
+            placement: self.placement.clone(),
+            items: items.into(),
+            starts: starts.into(),
+            bounds: Cow::Borrowed(&[]),
+            expects: Cow::Borrowed(&[]),
+            transport: self.transport,
+            update: Update::None,
+            eval: true,
+            coalesce: 1,
+            bytes: None,
+            origins: HeaderOrigins::NONE,
+            ..*self
+        }
     }
 
     /// The stages of one rank, ascending.

@@ -168,6 +168,8 @@ pub enum Failure {
     Usage(String),
     /// A file cannot be read or written: exit code 3.
     File(String),
+    /// A training run has failed: exit code 4.
+    Run(String),
 }
 
 impl Failure {
@@ -193,6 +195,7 @@ impl Failure {
             }
             Failure::Usage(message) => (2, "usage", message),
             Failure::File(message) => (3, "file", message),
+            Failure::Run(message) => (4, "run", message),
         };
         if screen.json {
             println!("{:#}", json!({"ok": false, "error": kind, "message": message}));

@@ -1,10 +1,12 @@
 //! Evaluation on held-out bytes, and logits for sampling, through the forward-only schedule.
 
-use anyhow::{Context, Result, bail};
-use qeffect::core::plan::Checked;
-use qeffect::runtime::data::{ByteData, Windows};
-use qeffect::runtime::gpt::GptStage;
-use qeffect::runtime::session::{Evaluation, Session};
+use qeffect_core::plan::Checked;
+use qeffect_runtime::data::{ByteData, Windows};
+use qeffect_runtime::error::Error;
+use qeffect_runtime::gpt::GptStage;
+use qeffect_runtime::session::{Evaluation, Session};
+
+use super::{Result, TrainError};
 
 /// Fewest bytes of an evaluation during the run: the first ones of the held-out part.
 const SAMPLE_BYTES: usize = 64 * 1024;
@@ -22,10 +24,10 @@ impl HeldOut {
         let microbatches = checked.schedule.microbatches as usize;
         let (found, needed) = (data.held_out_windows(), microbatches * sequences);
         if found < needed {
-            bail!(
+            return Err(TrainError::Config(format!(
                 "the held-out tenth of the text has {found} windows of {} bytes, an evaluation needs {needed}: use a longer text or fewer microbatches",
                 data.seq()
-            );
+            )));
         }
         let passes = found / needed;
         Ok(HeldOut { evaluation: session.evaluation(checked)?, microbatches, sequences, passes })
@@ -57,13 +59,9 @@ impl HeldOut {
     }
 
     /// Logits of one microbatch of windows.
-    pub fn logits(
-        &self,
-        session: &mut Session<GptStage>,
-        windows: &Windows,
-    ) -> qeffect::runtime::error::Result<Vec<f64>> {
+    pub fn logits(&self, session: &mut Session<GptStage>, windows: &Windows) -> Result<Vec<f64>, Error> {
         let batch = vec![windows.clone(); self.microbatches];
         let all = session.logits(&self.evaluation, batch)?;
-        all.into_iter().next().context("no logits").map_err(|e| qeffect::runtime::error::Error::Config(e.to_string()))
+        all.into_iter().next().ok_or_else(|| Error::Config("the evaluation gave no logits".into()))
     }
 }

@@ -4,9 +4,10 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
 use plotters::prelude::*;
 use serde::Serialize;
+
+use super::{Result, TrainError};
 
 /// One line of `metrics.jsonl`.
 #[derive(Serialize)]
@@ -38,18 +39,18 @@ pub struct RunFolder {
 impl RunFolder {
     /// Makes `root/name`, or `root/name-2`, … if that is taken.
     pub fn create(root: &Path, name: &str) -> Result<RunFolder> {
-        fs::create_dir_all(root).with_context(|| format!("cannot make the folder `{}`", root.display()))?;
+        fs::create_dir_all(root).map_err(|error| cannot("make the folder", root, error))?;
         let mut path = root.join(name);
         let mut n = 1;
         while let Err(error) = fs::create_dir(&path) {
             if error.kind() != std::io::ErrorKind::AlreadyExists {
-                return Err(error).with_context(|| format!("cannot make the folder `{}`", path.display()));
+                return Err(cannot("make the folder", &path, error));
             }
             n += 1;
             path = root.join(format!("{name}-{n}"));
         }
         let file = path.join("metrics.jsonl");
-        let metrics = File::create(&file).with_context(|| format!("cannot write `{}`", file.display()))?;
+        let metrics = File::create(&file).map_err(|error| cannot("write", &file, error))?;
         Ok(RunFolder { path, metrics: BufWriter::new(metrics) })
     }
 
@@ -60,21 +61,31 @@ impl RunFolder {
 
     /// Appends a line to `metrics.jsonl`.
     pub fn record(&mut self, metric: &Metric<'_>) -> Result<()> {
-        serde_json::to_writer(&mut self.metrics, metric).context("cannot write metrics.jsonl")?;
-        self.metrics.write_all(b"\n").context("cannot write metrics.jsonl")
+        let file = &self.path.join("metrics.jsonl");
+        serde_json::to_writer(&mut self.metrics, metric).map_err(|error| cannot("write", file, error))?;
+        self.metrics.write_all(b"\n").map_err(|error| cannot("write", file, error))
     }
 
     /// Writes everything out and draws `loss.svg`.
     pub fn finish(&mut self, title: &str, train: &[(f64, f64)], held_out: &[(f64, f64)]) -> Result<PathBuf> {
-        self.metrics.flush().context("cannot write metrics.jsonl")?;
+        self.metrics.flush().map_err(|error| cannot("write", &self.path.join("metrics.jsonl"), error))?;
         let file = self.path.join("loss.svg");
-        draw(&file, title, train, held_out).with_context(|| format!("cannot draw `{}`", file.display()))?;
+        draw(&file, title, train, held_out).map_err(|error| cannot("draw", &file, error))?;
         Ok(file)
     }
 }
 
+fn cannot(action: &'static str, path: &Path, error: impl std::fmt::Display) -> TrainError {
+    TrainError::File { action, path: path.to_owned(), reason: error.to_string() }
+}
+
 /// Loss against training tokens: every step thinly, a running mean, the held-out loss as points.
-fn draw(file: &Path, title: &str, train: &[(f64, f64)], held_out: &[(f64, f64)]) -> Result<()> {
+fn draw(
+    file: &Path,
+    title: &str,
+    train: &[(f64, f64)],
+    held_out: &[(f64, f64)],
+) -> Result<(), Box<dyn std::error::Error>> {
     let right = train.last().map_or(1.0, |p| p.0);
     let points = || train.iter().chain(held_out).map(|p| p.1).filter(|y| y.is_finite());
     let (low, high) = (points().fold(f64::INFINITY, f64::min), points().fold(0.0, f64::max));

@@ -1,0 +1,114 @@
+//! `qeffect train`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use qeffect::train::{self, Config, TrainError};
+
+use super::output::{Failure, Refusal, Screen};
+use super::source::{self, Parameters};
+
+/// Train a model
+///
+/// What is trained, and how, stands in a TOML file of which every key may be left out; `--print-config` shows all of
+/// them. The schedule is one of the library or a file, as for `qeffect schedule check`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  qeffect train                                        the defaults: what `examples/pretrain` does
+  qeffect train --config run.toml                      a run from a file
+  qeffect train --config run.toml --schedule mine.csv  with another schedule
+  qeffect train --set optimizer.steps=100 --set model.recipe='\"bf16\"'
+  qeffect train --print-config > run.toml              a file to start from")]
+pub struct Train {
+    /// The run, as TOML
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Another schedule than the file's
+    #[arg(long, value_name = "SCHEDULE")]
+    schedule: Option<String>,
+    /// Another value of one key, written as in the file
+    #[arg(long, value_name = "TABLE.KEY=VALUE")]
+    set: Vec<String>,
+    /// Print the run as a whole file, and do not start it
+    #[arg(long)]
+    print_config: bool,
+}
+
+impl Train {
+    /// Runs the command.
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be read or is wrong, a schedule that is refused, and what ends a run.
+    pub fn run(&self, screen: &Screen) -> Result<ExitCode, Failure> {
+        let config = self.config()?;
+        if self.print_config {
+            let text = toml::to_string(&config).map_err(|error| Failure::Usage(error.to_string()))?;
+            screen.bytes(text.as_bytes())?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let pipeline = &config.pipeline;
+        let named = qeffect_schedules::by_name(&pipeline.schedule).is_some();
+        let parameters = Parameters {
+            // A program in a file has parameters of its own; the other forms have none.
+            ranks: named.then(|| i64::from(pipeline.ranks)),
+            microbatches: named.then(|| i64::from(pipeline.microbatches)),
+            ..Parameters::default()
+        };
+        let checked = source::load(&pipeline.schedule, &parameters)?;
+        match train::run(&config, checked) {
+            Ok(_) => Ok(ExitCode::SUCCESS),
+            Err(TrainError::Schedule(report)) => {
+                Err(Failure::Refused(Box::new(Refusal { name: pipeline.schedule.clone(), report, map: None })))
+            }
+            Err(error @ (TrainError::File { .. } | TrainError::Data(_))) => Err(Failure::File(error.to_string())),
+            Err(error @ TrainError::Config(_)) => Err(Failure::Usage(error.to_string())),
+            Err(error) => Err(Failure::Run(error.to_string())),
+        }
+    }
+
+    fn config(&self) -> Result<Config, Failure> {
+        let (name, text) = match &self.config {
+            None => ("--set".to_owned(), String::new()),
+            Some(path) => {
+                let name = path.display().to_string();
+                let text = std::fs::read_to_string(path).map_err(|error| Failure::file(&name, &error))?;
+                (name, text)
+            }
+        };
+        let wrong = |error: toml::de::Error| Failure::Usage(format!("{name}: {}", error.to_string().trim_end()));
+        // The file alone first: its errors have lines.
+        let file: Config = toml::from_str(&text).map_err(wrong)?;
+        if self.set.is_empty() && self.schedule.is_none() {
+            return Ok(file);
+        }
+        let mut table: toml::Table = text.parse().map_err(wrong)?;
+        for set in &self.set {
+            let change: toml::Table = set
+                .parse()
+                .map_err(|error: toml::de::Error| Failure::Usage(format!("--set {set}: {}", error.message())))?;
+            merge(&mut table, change);
+        }
+        let mut config: Config = table.try_into().map_err(|error: toml::de::Error| {
+            Failure::Usage(format!("--set {}: {}", self.set.join(" --set "), error.message()))
+        })?;
+        if let Some(schedule) = &self.schedule {
+            config.pipeline.schedule.clone_from(schedule);
+        }
+        Ok(config)
+    }
+}
+
+/// What `change` says replaces what `table` says, key by key.
+fn merge(table: &mut toml::Table, change: toml::Table) {
+    for (key, value) in change {
+        match (table.get_mut(&key), value) {
+            (Some(toml::Value::Table(old)), toml::Value::Table(new)) => merge(old, new),
+            (_, value) => {
+                table.insert(key, value);
+            }
+        }
+    }
+}
