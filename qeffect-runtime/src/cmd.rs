@@ -89,6 +89,20 @@ pub enum Cmd {
         /// To.
         dst: Buf,
     },
+    /// `dst[dst_at + i] = src[src_at + i]` for `i < len`, same type. Positions and length count elements; the rest of
+    /// `dst` is left alone.
+    CopyRange {
+        /// From.
+        src: Buf,
+        /// First element that is read.
+        src_at: usize,
+        /// To.
+        dst: Buf,
+        /// First element that is written.
+        dst_at: usize,
+        /// Number of elements.
+        len: usize,
+    },
     /// `dst = src`, rounded to the type of `dst`: the working copy of a master parameter.
     Convert {
         /// From.
@@ -376,6 +390,13 @@ pub enum Cmd {
         /// To.
         dst: Buf,
     },
+    /// Sets the flag, and never clears it, if an element of `src` is infinite or NaN.
+    CheckFinite {
+        /// f32 or f64.
+        src: Buf,
+        /// u32, one element.
+        flag: Buf,
+    },
 }
 
 impl Cmd {
@@ -384,6 +405,7 @@ impl Cmd {
         match self {
             Cmd::Fill { .. } => "fill",
             Cmd::Copy { .. } => "copy",
+            Cmd::CopyRange { .. } => "copy_range",
             Cmd::Convert { .. } => "convert",
             Cmd::Gemm { .. } => "gemm",
             Cmd::Quantise { .. } => "quantise",
@@ -406,6 +428,7 @@ impl Cmd {
             Cmd::AdamW { .. } => "adamw",
             Cmd::Advance { .. } => "advance",
             Cmd::CopyIf { .. } => "copy_if",
+            Cmd::CheckFinite { .. } => "check_finite",
         }
     }
 }

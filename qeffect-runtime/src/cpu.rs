@@ -7,7 +7,7 @@ mod exec;
 mod table;
 
 use crate::cmd::Cmd;
-use crate::device::{Buf, BufSpec, Caps, Device, DeviceError};
+use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
 use crate::kernels::Scratch;
 use crate::kernels::embedding::TokenPositions;
 
@@ -32,6 +32,7 @@ pub struct CpuDevice {
     workspace: Workspace,
     caps: Caps,
     issued: u64,
+    graphs: Vec<Option<Box<[Cmd]>>>,
 }
 
 impl CpuDevice {
@@ -94,6 +95,25 @@ impl Device for CpuDevice {
 
     fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
         self.table.poison(buf)
+    }
+
+    fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
+        self.graphs.push(Some(cmds.into_boxed_slice()));
+        Ok(GraphId((self.graphs.len() - 1) as u32))
+    }
+
+    fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+        let cmds = self.graphs.get(graph.index()).and_then(Option::as_ref).ok_or(DeviceError::UnknownGraph(graph))?;
+        for cmd in cmds {
+            self.issued += 1;
+            exec::run(&mut self.table, &mut self.workspace, cmd)?;
+        }
+        Ok(())
+    }
+
+    fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+        let slot = self.graphs.get_mut(graph.index()).and_then(Option::take);
+        slot.map(drop).ok_or(DeviceError::UnknownGraph(graph))
     }
 }
 
@@ -171,6 +191,58 @@ mod tests {
             assert!(floats(&mut device, buf).iter().all(|x| *x == 1.5));
         }
         assert_eq!(device.write(a, &[0; 3]).unwrap_err().to_string(), "write: `a` has 16 bytes, 3 were given");
+    }
+
+    #[test]
+    fn a_range_is_copied_within_bounds_and_nothing_else() {
+        let mut device = CpuDevice::new();
+        let [src, dst] = ["src", "dst"].map(|name| alloc(&mut device, name, Dtype::F32, 6));
+        let ids = alloc(&mut device, "ids", Dtype::U32, 6);
+        device.write(src, bytemuck::cast_slice(&[0f32, 1.0, 2.0, 3.0, 4.0, 5.0])).unwrap();
+        device.issue(&Cmd::Fill { dst, value: 9.0 }).unwrap();
+        let range = |src, src_at, dst, dst_at, len| Cmd::CopyRange { src, src_at, dst, dst_at, len };
+        device.issue(&range(src, 3, dst, 1, 2)).unwrap();
+        assert_eq!(floats(&mut device, dst), [9.0, 3.0, 4.0, 9.0, 9.0, 9.0]);
+        for (cmd, message) in [
+            (range(src, 5, dst, 0, 2), "copy_range: `src` has 6 elements, not 7"),
+            (range(src, 0, dst, 6, 1), "copy_range: `dst` has 6 elements, not 7"),
+            (range(src, usize::MAX, dst, 0, 2), "copy_range: `src` has 6 elements, not 18446744073709551615"),
+            (range(src, 0, ids, 0, 1), "copy_range: `ids` holds u32, not f32"),
+            (range(src, 0, src, 2, 1), "copy_range: `src` is written and used a second time"),
+        ] {
+            assert_eq!(device.issue(&cmd).unwrap_err().to_string(), message);
+        }
+        assert_eq!(floats(&mut device, dst), [9.0, 3.0, 4.0, 9.0, 9.0, 9.0]);
+    }
+
+    #[test]
+    fn a_value_that_is_not_finite_sets_the_flag_for_good() {
+        let mut device = CpuDevice::new();
+        let (src, flag) = (alloc(&mut device, "src", Dtype::F32, 3), alloc(&mut device, "flag", Dtype::U32, 1));
+        device.issue(&Cmd::Fill { dst: flag, value: 0.0 }).unwrap();
+        for (x, want) in [(f32::MAX, 0u32), (f32::NAN, 1), (0.0, 1)] {
+            device.write(src, bytemuck::cast_slice(&[1.0, x, -1.0])).unwrap();
+            device.issue(&Cmd::CheckFinite { src, flag }).unwrap();
+            assert_eq!(bytes(&mut device, flag), want.to_le_bytes());
+        }
+    }
+
+    #[test]
+    fn a_list_of_commands_runs_when_it_is_launched() {
+        let mut device = CpuDevice::new();
+        let [a, b] = ["a", "b"].map(|name| alloc(&mut device, name, Dtype::F32, 2));
+        device.issue(&Cmd::Fill { dst: a, value: 1.0 }).unwrap();
+        device.issue(&Cmd::Fill { dst: b, value: 5.0 }).unwrap();
+        let graph = device.instantiate(vec![Cmd::Copy { src: a, dst: b }, Cmd::Fill { dst: a, value: 2.0 }]).unwrap();
+        assert_eq!(floats(&mut device, b), [5.0; 2], "nothing is carried out");
+        for want in [1.0, 2.0] {
+            device.launch(graph).unwrap();
+            assert_eq!(floats(&mut device, b), [want; 2]);
+        }
+        device.drop_graph(graph).unwrap();
+        for result in [device.launch(graph), device.drop_graph(graph), device.launch(GraphId(7))] {
+            assert!(matches!(result, Err(DeviceError::UnknownGraph(_))));
+        }
     }
 
     #[test]

@@ -65,6 +65,17 @@ pub struct Caps {
     pub fp8_needs_transposes: bool,
 }
 
+/// A list of commands that a device has made ready, to be launched as one. It belongs to the device that made it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct GraphId(pub(crate) u32);
+
+impl GraphId {
+    /// The position in the device's table.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// Owner of buffers, executor of commands.
 pub trait Device: Send {
     /// Its name, for messages and tables.
@@ -90,6 +101,16 @@ pub trait Device: Send {
 
     /// Makes a buffer's content as that of a new one, so that a read of what was not written shows.
     fn poison(&mut self, buf: Buf) -> Result<(), DeviceError>;
+
+    /// Makes a list of commands ready to be launched as one. Nothing is carried out. The commands may be reordered
+    /// where their effects allow it: a launch leaves every buffer as issuing them one by one would.
+    fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError>;
+
+    /// Carries out such a list, or queues it behind everything issued before.
+    fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError>;
+
+    /// Forgets such a list. Its number is not given out again.
+    fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError>;
 }
 
 /// What a device refuses. Nothing has been written then.
@@ -99,6 +120,9 @@ pub enum DeviceError {
     /// A buffer of another device, or of none.
     #[error("buffer {0} does not belong to this device")]
     UnknownBuffer(Buf),
+    /// A list of commands of another device, or one that was dropped.
+    #[error("command list {} does not belong to this device", .0.index())]
+    UnknownGraph(GraphId),
     /// A command would write what it reads.
     #[error("{cmd}: `{buffer}` is written and used a second time")]
     Aliased {

@@ -1,7 +1,7 @@
 //! Where the time of a device goes: a device that times every command of another one.
 //!
 //! It measures the commands themselves, so it tells something only about devices that carry a command out when it is
-//! issued, as the cpu device does.
+//! issued, as the cpu device does. Commands of a launched list are not seen: profile an eager run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::cmd::Cmd;
-use crate::device::{Buf, BufSpec, Caps, Device, DeviceError};
+use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
 
 /// What one kind of command has cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -118,6 +118,18 @@ impl Device for Watched {
 
     fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
         self.device.poison(buf)
+    }
+
+    fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
+        self.device.instantiate(cmds)
+    }
+
+    fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+        self.device.launch(graph)
+    }
+
+    fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+        self.device.drop_graph(graph)
     }
 }
 

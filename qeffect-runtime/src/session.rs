@@ -41,6 +41,13 @@ pub struct SessionConfig {
     pub allow_order_dependent: bool,
 }
 
+impl SessionConfig {
+    /// Seed 1, and nothing out of the ordinary.
+    pub const fn new(optim: OptimConfig, tokens: usize) -> SessionConfig {
+        SessionConfig { optim, tokens, seed: 1, allow_order_dependent: false }
+    }
+}
+
 /// A running pipeline.
 pub struct Session<S: Stage> {
     workers: Vec<Worker<RankState<S>>>,

@@ -89,8 +89,7 @@ fn every_schedule_gives_the_bits_of(recipe: &str) {
             let peaks = checked.plan.peaks.to_vec();
             let blocks = cut(checked.schedule.stages);
             let stages = config.stages(blocks).unwrap();
-            let session_config =
-                SessionConfig { optim: OPTIM, tokens: config.tokens(), seed: 1, allow_order_dependent: false };
+            let session_config = SessionConfig::new(OPTIM, config.tokens());
             let mut session = Session::new(checked, stages, session_config).unwrap();
             let evaluation = entry.evaluation().checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
             let evaluation = session.evaluation(evaluation).unwrap();
@@ -163,7 +162,7 @@ fn an_order_that_does_not_ascend_is_refused_by_name_and_gives_other_bits() {
         assert!(checked.order_dependent && checked.schedule.update == Update::Microbatch);
         assert_eq!(checked.schedule.placement[1], Rank(1));
         let stages = config.stages(cut(2)).unwrap();
-        let session_config = SessionConfig { optim: OPTIM, tokens: config.tokens(), seed: 1, allow_order_dependent };
+        let session_config = SessionConfig { allow_order_dependent, ..SessionConfig::new(OPTIM, config.tokens()) };
         let mut session = Session::new(checked, stages, session_config)?;
         for step in 0..4 {
             session.step(batch(&config, step, MICROBATCHES))?;

@@ -38,7 +38,7 @@ fn model() -> GptConfig {
 }
 
 const fn session_config(config: &GptConfig) -> SessionConfig {
-    SessionConfig { optim: OPTIM, tokens: config.tokens(), seed: 1, allow_order_dependent: false }
+    SessionConfig::new(OPTIM, config.tokens())
 }
 
 /// What happens when the countdown reaches zero.

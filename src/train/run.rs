@@ -55,10 +55,9 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
         return Err(TrainError::Config("a run has at least one evaluation".into()));
     }
     let session_config = SessionConfig {
-        optim: config.optimizer.adamw(),
-        tokens: model.tokens(),
         seed: config.run.seed,
         allow_order_dependent: config.run.allow_order_dependent,
+        ..SessionConfig::new(config.optimizer.adamw(), model.tokens())
     };
     let mut session = Session::new(checked.clone(), model.stages(&model.split(stages)?)?, session_config)?;
     let held_out = HeldOut::new(&data, &session, evaluation, model.sequences)?;

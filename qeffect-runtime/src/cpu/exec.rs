@@ -97,6 +97,8 @@ pub(super) fn run(table: &mut Table, workspace: &mut Workspace, cmd: &Cmd) -> Re
             true => run.copy(*src, *dst),
             false => Ok(()),
         },
+        Cmd::CopyRange { .. } => run.copy_range(),
+        Cmd::CheckFinite { src, .. } => by_master!(run, *src, check_finite),
         Cmd::Convert { src, dst } => run.convert(*src, *dst),
         Cmd::Gemm { out, .. } => match run.dtype(*out)? {
             Dtype::F64 => run.gemm::<f64>(),

@@ -3,7 +3,7 @@
 use half::bf16;
 use qeffect_core::dtype::Dtype;
 
-use super::{Result, Run, kernel};
+use super::{Master, Result, Run, first, kernel};
 use crate::cpu::table::Data;
 use crate::device::{Buf, DeviceError};
 use crate::kernels::elementwise;
@@ -39,6 +39,39 @@ impl Run<'_> {
             out.bytes_mut().copy_from_slice(from.bytes());
             Ok(())
         })
+    }
+
+    pub(super) fn copy_range(&mut self) -> Result {
+        fields!(self, CopyRange { src, src_at, dst, dst_at, len });
+        let name = self.name;
+        let (from, to) = (self.table.spec(*src)?, self.table.spec(*dst)?);
+        if from.dtype != to.dtype {
+            return Err(self.not(*dst, to.dtype, from.dtype.name()));
+        }
+        for (buf, at, spec) in [(*src, *src_at, from), (*dst, *dst_at, to)] {
+            let end = at.saturating_add(*len);
+            if end > spec.elements() {
+                return Err(self.table.short(name, buf, end));
+            }
+        }
+        let size = from.dtype.size();
+        self.table.write(name, [*dst], |table, [out]| {
+            let from = table.data(*src)?;
+            if matches!(from, Data::Taken) {
+                return Err(DeviceError::Aliased { cmd: name, buffer: table.spec(*src)?.name.clone() });
+            }
+            let from = &from.bytes()[src_at * size..][..len * size];
+            out.bytes_mut()[dst_at * size..][..len * size].copy_from_slice(from);
+            Ok(())
+        })
+    }
+
+    pub(super) fn check_finite<A: Master>(&mut self) -> Result {
+        fields!(self, CheckFinite { src, flag });
+        let raised = self.table.get::<A>(self.name, *src)?.iter().any(|x| !x.finite());
+        let flag = self.table.scalar_mut::<u32>(self.name, first(*flag))?;
+        *flag |= u32::from(raised);
+        Ok(())
     }
 
     pub(super) fn convert(&mut self, src: Buf, dst: Buf) -> Result {
