@@ -93,7 +93,7 @@ fn casts(c: &mut Criterion) {
 
 fn attention(c: &mut Criterion) {
     let mut group = group(c, "attention");
-    let shape = AttentionShape { sequences: 16, length: 64, heads: 4, head_dim: 32 };
+    let shape = AttentionShape { sequences: 16, length: 64, heads: 4, kv_heads: 4, head_dim: 32 };
     let mut scratch = Scratch::<f32>::new();
     let qkv = values(shape.tokens() * 3 * HIDDEN);
     let dout = values(shape.tokens() * HIDDEN);

@@ -10,8 +10,15 @@ use qeffect_core::fp8::Fp8 as Format;
 use qeffect_core::scaling::ScaleRule;
 
 use crate::device::Buf;
+pub use crate::kernels::attention::AttentionShape;
+pub use crate::kernels::dropout::DropoutRate;
+#[cfg(doc)]
+use crate::kernels::dropout::dropout;
 #[cfg(doc)]
 use crate::kernels::optimizer::NORM_PIECE;
+pub use crate::kernels::rotary::RotaryShape;
+#[cfg(doc)]
+use crate::kernels::rotary::rotary_table;
 
 /// One element of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -46,29 +53,15 @@ pub struct AdamWConfig {
     pub weight_decay: f64,
 }
 
-/// Sizes of attention.
+/// What a dropout mask belongs to, beside the step, which lies in a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct AttentionShape {
-    /// Sequences of a microbatch.
-    pub sequences: usize,
-    /// Tokens of each.
-    pub length: usize,
-    /// Heads.
-    pub heads: usize,
-    /// Elements of a query, key or value.
-    pub head_dim: usize,
-}
-
-impl AttentionShape {
-    /// Elements per token over all heads.
-    pub const fn hidden(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    /// Rows.
-    pub const fn tokens(&self) -> usize {
-        self.sequences * self.length
-    }
+pub struct DropoutKey {
+    /// Of the run.
+    pub seed: u64,
+    /// Stands for the path of the layer in the whole model ([`crate::rng::name`]).
+    pub site: u64,
+    /// The microbatch.
+    pub microbatch: u64,
 }
 
 /// A command.
@@ -231,6 +224,100 @@ pub enum Cmd {
         /// Elements per row.
         cols: usize,
     },
+    /// `y = x · rstd · gain` per row.
+    RmsNorm {
+        /// Activation.
+        x: Buf,
+        /// Master, `[cols]`.
+        gain: Buf,
+        /// Activation.
+        y: Buf,
+        /// Master, one per row: 1 / √(mean of x² + 1e-5).
+        rstd: Buf,
+        /// Elements per row.
+        cols: usize,
+    },
+    /// Gradients of [`Cmd::RmsNorm`].
+    RmsNormGrad {
+        /// Activation.
+        dy: Buf,
+        /// Activation.
+        x: Buf,
+        /// Master.
+        gain: Buf,
+        /// Master.
+        rstd: Buf,
+        /// Activation.
+        dx: Buf,
+        /// Master, `[cols]`.
+        gain_grad: Buf,
+        /// Elements per row.
+        cols: usize,
+    },
+    /// Turns the elements j and j + head_dim / 2 of the first heads of each row by the angle of its position; the rest of a
+    /// row is copied.
+    Rotary {
+        /// Activation, `[rows, shape.width]`.
+        x: Buf,
+        /// Master, `[shape.length, shape.head_dim]`: [`rotary_table`].
+        table: Buf,
+        /// Activation.
+        out: Buf,
+        /// Sizes.
+        shape: RotaryShape,
+        /// Turns back: the gradient.
+        inverse: bool,
+    },
+    /// `y = x · sigmoid(x)`.
+    Silu {
+        /// Activation.
+        x: Buf,
+        /// Activation.
+        y: Buf,
+    },
+    /// `dx = dy · silu'(x)`.
+    SiluGrad {
+        /// Activation.
+        x: Buf,
+        /// Activation.
+        dy: Buf,
+        /// Activation.
+        dx: Buf,
+    },
+    /// `y = silu(gate) · up`.
+    Swiglu {
+        /// Activation, `[rows, 2 · cols]`: a row holds all gates, then all ups.
+        x: Buf,
+        /// Activation, `[rows, cols]`.
+        y: Buf,
+        /// Elements per row of `y`.
+        cols: usize,
+    },
+    /// Gradients of [`Cmd::Swiglu`].
+    SwigluGrad {
+        /// As forward.
+        x: Buf,
+        /// Activation, `[rows, cols]`.
+        dy: Buf,
+        /// Activation, `[rows, 2 · cols]`.
+        dx: Buf,
+        /// Elements per row of `dy`.
+        cols: usize,
+    },
+    /// `y = x · factor` where the mask keeps an element, else 0; of a gradient, the gradient. The mask is a function of
+    /// step, key and element ([`dropout`]); its 64-bit key is `rng::draw` of seed, step, site and microbatch.
+    Dropout {
+        /// Activation.
+        x: Buf,
+        /// Activation.
+        y: Buf,
+        /// u64, one element: the attempt number of the step.
+        step: Buf,
+        /// The rest of the mask's name.
+        key: DropoutKey,
+        /// Which share is dropped.
+        rate: DropoutRate,
+    },
     /// GELU in its tanh form.
     Gelu {
         /// Activation.
@@ -247,9 +334,9 @@ pub enum Cmd {
         /// Activation.
         dx: Buf,
     },
-    /// Causal attention over packed rows `[q | k | v]`.
+    /// Causal attention over packed rows `[q | k | v]`. Heads may share keys and values in equal groups.
     Attention {
-        /// Activation, `[tokens, 3 · hidden]`.
+        /// Activation, `[tokens, (heads + 2 · kv_heads) · head_dim]`.
         qkv: Buf,
         /// Activation, `[tokens, hidden]`.
         out: Buf,
@@ -280,7 +367,7 @@ pub enum Cmd {
         /// Activation.
         out: Buf,
     },
-    /// `out[j] = Σ x[i, j]`, rows in fixed order.
+    /// `out[j] = Σ x[i, j]`: four rows ascending, sixteen such sums ascending, tiles of 64 rows ascending.
     ColumnSums {
         /// Activation.
         x: Buf,
@@ -337,7 +424,7 @@ pub enum Cmd {
         /// Where the partial sums go; others are left alone.
         first: usize,
     },
-    /// `norm = √(Σ partials)`, in order; `clip = min(1, limit / (norm + 1e-6))`; `flag` is set if the norm is not
+    /// `norm = √(Σ partials)`, added by 512 lanes, each every 512th ascending, folded as a tree; `clip = min(1, limit / (norm + 1e-6))`; `flag` is set if the norm is not
     /// finite or any of `flags` is set, and never cleared.
     Settle {
         /// Master: every partial sum of the model, in the order of parameter names.
@@ -414,6 +501,14 @@ impl Cmd {
             Cmd::EmbedGrad { .. } => "embed_grad",
             Cmd::LayerNorm { .. } => "layer_norm",
             Cmd::LayerNormGrad { .. } => "layer_norm_grad",
+            Cmd::RmsNorm { .. } => "rms_norm",
+            Cmd::RmsNormGrad { .. } => "rms_norm_grad",
+            Cmd::Rotary { .. } => "rotary",
+            Cmd::Silu { .. } => "silu",
+            Cmd::SiluGrad { .. } => "silu_grad",
+            Cmd::Swiglu { .. } => "swiglu",
+            Cmd::SwigluGrad { .. } => "swiglu_grad",
+            Cmd::Dropout { .. } => "dropout",
             Cmd::Gelu { .. } => "gelu",
             Cmd::GeluGrad { .. } => "gelu_grad",
             Cmd::Attention { .. } => "attention",

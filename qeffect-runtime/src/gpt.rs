@@ -90,6 +90,7 @@ impl GptConfig {
             sequences: self.sequences,
             length: self.seq,
             heads: self.heads,
+            kv_heads: self.heads,
             head_dim: self.hidden / self.heads,
         }
     }

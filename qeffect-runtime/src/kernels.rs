@@ -1,21 +1,26 @@
 //! Numeric kernels of the cpu device: pure functions over slices.
 //!
 //! Every kernel runs on the calling thread and gives the same bits on every call: sums have an order that is written
-//! down (lanes of 16 folded as a tree, rows ascending), and nothing is contracted outside the GEMM crate. Each is compiled
+//! down (that of the GPU's kernels, where it is within reach), and nothing is contracted outside the GEMM crate. Each is compiled
 //! for several vector widths, of which the widest that the processor has is taken at run time; width never changes a bit.
 //!
 //! Sizes are checked before anything is written.
 
 pub mod attention;
 pub mod cast;
+pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 pub mod gelu;
 pub mod gemm;
+mod lanes;
 pub mod layer_norm;
 pub mod loss;
 pub mod optimizer;
 pub mod real;
+pub mod rms_norm;
+pub mod rotary;
+pub mod silu;
 
 pub use real::{Elem, Real};
 
@@ -45,6 +50,18 @@ pub enum KernelError {
         position: usize,
         /// Number of token ids.
         vocabulary: usize,
+    },
+    /// A dimension that a rule forbids.
+    #[error("{kernel}: `{dimension}` is {found}: {rule}")]
+    Dimension {
+        /// The kernel.
+        kernel: &'static str,
+        /// The dimension.
+        dimension: &'static str,
+        /// Its value.
+        found: usize,
+        /// The rule.
+        rule: &'static str,
     },
     /// A dimension that must not be zero is.
     #[error("{kernel}: `{dimension}` is zero")]

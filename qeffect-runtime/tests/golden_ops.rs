@@ -84,7 +84,7 @@ fn attention() {
         (golden.floats("attention/qkv"), golden.floats("attention/dy"), golden.ids("attention/heads"));
     let [sequences, length, width] = golden.shape("attention/qkv")[..] else { panic!("three dimensions") };
     let heads = heads[0] as usize;
-    let shape = AttentionShape { sequences, length, heads, head_dim: width / 3 / heads };
+    let shape = AttentionShape { sequences, length, heads, kv_heads: heads, head_dim: width / 3 / heads };
     let mut scratch = Scratch::new();
     let (mut y, mut lse) = (vec![0.0; dy.len()], vec![0.0; shape.statistics()]);
     attention_forward(&mut scratch, shape, &qkv, &mut y, &mut lse).unwrap();

@@ -1,12 +1,13 @@
-//! Causal multi-head attention on packed `[q; k; v]`.
+//! Causal attention on packed `[q | k | v]`.
 //!
-//! A row of `qkv` holds the queries of all heads, then the keys, then the values. Softmax is in f32 (f64 for f64). The
+//! A row of `qkv` holds the queries of all heads, then the keys, then the values. Heads may share keys and values in equal
+//! groups of neighbours (grouped queries); their gradients are added in ascending order of heads. Softmax is in f32 (f64 for f64). The
 //! forward keeps one log-sum-exp per sequence, head and row; the backward recomputes the probabilities from it. Query rows
 //! are taken in blocks, each against the keys up to its own last row: ascending forward, descending backward.
 
 use super::gemm::{View, ViewMut, product};
 use super::real::{Elem, Real, largest, load_slice, store_slice, sum, sum2};
-use super::{Result, Scratch, expect_len, expect_some, simd, take};
+use super::{KernelError, Result, Scratch, expect_len, expect_some, simd, take};
 
 /// Query rows per block.
 const BLOCK: usize = 64;
@@ -18,8 +19,10 @@ pub struct AttentionShape {
     pub sequences: usize,
     /// Tokens of each.
     pub length: usize,
-    /// Heads.
+    /// Heads of queries.
     pub heads: usize,
+    /// Heads of keys and values: a divisor of `heads`, or as many.
+    pub kv_heads: usize,
     /// Elements of a query, key or value.
     pub head_dim: usize,
 }
@@ -28,6 +31,11 @@ impl AttentionShape {
     /// Elements of an output row.
     pub const fn hidden(&self) -> usize {
         self.heads * self.head_dim
+    }
+
+    /// Elements of a row of `qkv`.
+    pub const fn width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
     /// Rows.
@@ -42,7 +50,19 @@ impl AttentionShape {
 
     fn check(&self, kernel: &'static str, operands: &[(&'static str, usize, usize)]) -> Result {
         expect_some(kernel, "head_dim", self.head_dim)?;
+        expect_some(kernel, "kv_heads", self.kv_heads)?;
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let rule = "it divides the number of heads";
+            return Err(KernelError::Dimension { kernel, dimension: "kv_heads", found: self.kv_heads, rule });
+        }
         operands.iter().try_for_each(|(operand, found, expected)| expect_len(kernel, operand, *found, *expected))
+    }
+
+    /// Where the query, key and value of a head begin in a row, and whether it is the first of those that share its key.
+    const fn parts(&self, head: usize) -> ([usize; 3], bool) {
+        let (shared, dim) = (self.heads / self.kv_heads, self.head_dim);
+        let key = self.heads + head / shared;
+        ([head * dim, key * dim, (key + self.kv_heads) * dim], head.is_multiple_of(shared))
     }
 
     fn scale<A: Real>(&self) -> A {
@@ -64,7 +84,7 @@ pub fn attention_forward<E: Elem>(
     out: &mut [E],
     lse: &mut [E::Acc],
 ) -> Result {
-    let (hidden, width, length, dim) = (shape.hidden(), 3 * shape.hidden(), shape.length, shape.head_dim);
+    let (hidden, width, length, dim) = (shape.hidden(), shape.width(), shape.length, shape.head_dim);
     shape.check(
         "attention_forward",
         &[
@@ -84,7 +104,7 @@ pub fn attention_forward<E: Elem>(
             || load_slice(&qkv[rows.start * width..rows.end * width], inputs),
         );
         for head in 0..shape.heads {
-            let (q, k, v) = (head * dim, hidden + head * dim, 2 * hidden + head * dim);
+            let ([q, k, v], _) = shape.parts(head);
             let lse = &mut lse[(sequence * shape.heads + head) * length..][..length];
             for (first, count) in shape.blocks() {
                 let keys = first + count;
@@ -146,7 +166,7 @@ pub fn attention_backward<E: Elem>(
     dout: &[E],
     dqkv: &mut [E],
 ) -> Result {
-    let (hidden, width, length, dim) = (shape.hidden(), 3 * shape.hidden(), shape.length, shape.head_dim);
+    let (hidden, width, length, dim) = (shape.hidden(), shape.width(), shape.length, shape.head_dim);
     shape.check(
         "attention_backward",
         &[
@@ -170,12 +190,12 @@ pub fn attention_backward<E: Elem>(
             },
         );
         for head in 0..shape.heads {
-            let (q, k, v) = (head * dim, hidden + head * dim, 2 * hidden + head * dim);
+            let ([q, k, v], first_of_group) = shape.parts(head);
             let lse = &lse[(sequence * shape.heads + head) * length..][..length];
             // The last block sees every key: taken first, it initialises dK and dV, and the others add.
             for (first, count) in shape.blocks().collect::<Vec<_>>().into_iter().rev() {
                 let keys = first + count;
-                let add = keys != length;
+                let add = keys != length || !first_of_group;
                 let queries = View::window(&inputs[first * width + q..], count, dim, width);
                 let key_rows = View::window(&inputs[k..], keys, dim, width);
                 let values = View::window(&inputs[v..], keys, dim, width);
@@ -234,21 +254,37 @@ mod tests {
     use super::*;
 
     fn shape(sequences: usize, length: usize, heads: usize, head_dim: usize) -> AttentionShape {
-        AttentionShape { sequences, length, heads, head_dim }
+        AttentionShape { sequences, length, heads, kv_heads: heads, head_dim }
     }
 
-    fn shapes() -> [AttentionShape; 5] {
-        [shape(1, 1, 1, 1), shape(2, 3, 1, 17), shape(1, 17, 3, 4), shape(2, 64, 2, 8), shape(1, 130, 1, 3)]
+    fn grouped(sequences: usize, length: usize, [heads, kv_heads]: [usize; 2], head_dim: usize) -> AttentionShape {
+        AttentionShape { kv_heads, ..shape(sequences, length, heads, head_dim) }
+    }
+
+    fn shapes() -> [AttentionShape; 8] {
+        [
+            shape(1, 1, 1, 1),
+            shape(2, 3, 1, 17),
+            shape(1, 17, 3, 4),
+            shape(2, 64, 2, 8),
+            shape(1, 130, 1, 3),
+            grouped(1, 1, [2, 1], 3),
+            grouped(2, 17, [6, 2], 5),
+            grouped(1, 130, [3, 1], 2),
+        ]
     }
 
     /// One query against the keys up to its own.
     fn reference(shape: AttentionShape, qkv: &[f64]) -> Vec<f64> {
-        let (hidden, width, dim) = (shape.hidden(), 3 * shape.hidden(), shape.head_dim);
+        let (hidden, width, dim) = (shape.hidden(), shape.width(), shape.head_dim);
+        let group = shape.heads / shape.kv_heads;
         let mut out = vec![0.0; shape.tokens() * hidden];
         for token in 0..shape.tokens() {
             let first = token / shape.length * shape.length;
             for head in 0..shape.heads {
-                let part = |t: usize, which: usize| &qkv[t * width + which * hidden + head * dim..][..dim];
+                let starts = [0, hidden, hidden + shape.kv_heads * dim];
+                let own = |which: usize| if which == 0 { head } else { head / group };
+                let part = |t: usize, which: usize| &qkv[t * width + starts[which] + own(which) * dim..][..dim];
                 let weight = |t: usize| (dot(part(token, 0), part(t, 1)) / (dim as f64).sqrt()).exp();
                 let mass: f64 = (first..=token).map(weight).sum();
                 for t in first..=token {
@@ -270,7 +306,7 @@ mod tests {
 
     fn forward<E: Elem>(tolerance: f64) {
         for shape in shapes() {
-            let values: Vec<f64> = numbers(1, shape.tokens() * 3 * shape.hidden()).iter().map(|x| x * 2.0).collect();
+            let values: Vec<f64> = numbers(1, shape.tokens() * shape.width()).iter().map(|x| x * 2.0).collect();
             let qkv = stored::<E>(&values);
             close(&loaded(&run(shape, &qkv).0), &reference(shape, &loaded(&qkv)), tolerance);
         }
@@ -285,8 +321,15 @@ mod tests {
 
     #[test]
     fn backward_is_the_derivative() {
-        for shape in [shape(1, 1, 1, 1), shape(2, 3, 1, 17), shape(1, 17, 2, 3), shape(1, 70, 1, 2)] {
-            let qkv: Vec<f64> = numbers(1, shape.tokens() * 3 * shape.hidden()).iter().map(|x| x * 2.0).collect();
+        for shape in [
+            shape(1, 1, 1, 1),
+            shape(2, 3, 1, 17),
+            shape(1, 17, 2, 3),
+            shape(1, 70, 1, 2),
+            grouped(2, 7, [6, 2], 3),
+            grouped(1, 70, [3, 1], 1),
+        ] {
+            let qkv: Vec<f64> = numbers(1, shape.tokens() * shape.width()).iter().map(|x| x * 2.0).collect();
             let dout = numbers(2, shape.tokens() * shape.hidden());
             let lse = run(shape, &qkv).1;
             let mut dqkv = vec![f64::NAN; qkv.len()];
@@ -297,7 +340,7 @@ mod tests {
 
     fn narrow<E: Elem>(tolerance: f64) {
         for shape in shapes() {
-            let qkv = stored::<E>(&numbers(1, shape.tokens() * 3 * shape.hidden()));
+            let qkv = stored::<E>(&numbers(1, shape.tokens() * shape.width()));
             let dout = stored::<E>(&numbers(2, shape.tokens() * shape.hidden()));
             let lse = run(shape, &qkv).1;
             let mut dqkv = stored::<E>(&vec![f64::NAN; qkv.len()]);
@@ -334,7 +377,7 @@ mod tests {
             buffer.resize(1 << 16, f32::NAN);
         }
         let shape = shape(2, 70, 2, 3);
-        let qkv = stored::<f32>(&numbers(1, shape.tokens() * 3 * shape.hidden()));
+        let qkv = stored::<f32>(&numbers(1, shape.tokens() * shape.width()));
         let (want, lse) = run(shape, &qkv);
         let (mut out, mut again) = (want.clone(), lse.clone());
         attention_forward(&mut scratch, shape, &qkv, &mut out, &mut again).unwrap();
@@ -352,5 +395,11 @@ mod tests {
         let shape = shape(1, 2, 1, 2);
         let fault = attention_forward(&mut Scratch::new(), shape, &[0f32; 11], &mut [0.0; 4], &mut [0.0; 2]);
         assert_eq!(fault.unwrap_err().to_string(), "attention_forward: `qkv` has 11 elements, the shape needs 12");
+        let shape = AttentionShape { heads: 3, kv_heads: 2, ..shape };
+        let fault = attention_forward(&mut Scratch::new(), shape, &[0f32; 28], &mut [0.0; 12], &mut [0.0; 6]);
+        assert_eq!(
+            fault.unwrap_err().to_string(),
+            "attention_forward: `kv_heads` is 2: it divides the number of heads"
+        );
     }
 }

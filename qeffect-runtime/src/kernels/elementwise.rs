@@ -1,5 +1,6 @@
 //! Sums of tensors, of their columns, and of gradient slots.
 
+use super::lanes::tiled_column_sums;
 use super::real::{Elem, Real};
 use super::{Result, expect_len, simd};
 
@@ -57,24 +58,17 @@ pub fn all_finite<E: Elem>(x: &[E]) -> bool {
     )
 }
 
-/// `out[j] = Σ x[i, j]`, rows ascending: the gradient of a bias.
+/// `out[j] = Σ x[i, j]`, in the order of the GPU's tiles: the gradient of a bias.
 pub fn column_sums<E: Elem>(x: &[E], columns: usize, out: &mut [E::Acc]) -> Result {
     expect_len("column_sums", "out", out.len(), columns)?;
     let rows = x.len().checked_div(columns).unwrap_or(0);
     expect_len("column_sums", "x", x.len(), rows * columns)?;
-    out.fill(E::Acc::ZERO);
     if columns == 0 {
         return Ok(());
     }
     simd(
         #[inline(always)]
-        || {
-            for row in x.chunks_exact(columns) {
-                for (out, x) in out.iter_mut().zip(row) {
-                    *out = *out + x.load();
-                }
-            }
-        },
+        || tiled_column_sums(x, columns, out),
     );
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! Layer norm: statistics in f32 (f64 for f64), saved for the backward.
 //!
-//! The gradients of gain and bias are sums over rows in ascending order, one slot per microbatch.
+//! The gradients of gain and bias are sums over rows, one slot per microbatch. Every sum has the order of the GPU's kernels.
 
-use super::real::{Elem, Real, load_slice, store_slice, sum, sum2};
+use super::lanes::{NORM_THREADS, block_dot, block_sum, norm_gradients};
+use super::real::{Elem, Real, load_slice, store_slice};
 use super::{Result, Scratch, expect_len, expect_some, simd, take};
 
 /// Added to the variance.
@@ -43,9 +44,9 @@ pub fn layer_norm_forward<E: Elem>(
             let lines = x.chunks_exact(columns).zip(y.chunks_exact_mut(columns));
             for ((x, y), (mean, rstd)) in lines.zip(statistics.mean.iter_mut().zip(statistics.rstd.iter_mut())) {
                 load_slice(x, row);
-                *mean = sum(row, |x| x) * per_row;
+                *mean = block_sum::<NORM_THREADS, _>(row, |x| x) * per_row;
                 let center = *mean;
-                let variance = sum(row, |x| (x - center) * (x - center)) * per_row;
+                let variance = block_sum::<NORM_THREADS, _>(row, |x| (x - center) * (x - center)) * per_row;
                 *rstd = E::Acc::ONE / (variance + epsilon).sqrt();
                 let factor = *rstd;
                 for ((x, gamma), beta) in row.iter_mut().zip(gamma).zip(beta) {
@@ -100,9 +101,6 @@ pub fn layer_norm_backward<E: Elem>(
     let normal = take(&mut scratch.a, columns);
     let scaled = take(&mut scratch.b, columns);
     let per_row = E::Acc::ONE / E::Acc::from_f64(columns as f64);
-    let (dgamma, dbeta) = (gradients.gamma, gradients.beta);
-    dgamma.fill(E::Acc::ZERO);
-    dbeta.fill(E::Acc::ZERO);
     simd(
         #[inline(always)]
         || {
@@ -113,22 +111,16 @@ pub fn layer_norm_backward<E: Elem>(
                 for (normal, x) in normal.iter_mut().zip(x) {
                     *normal = (x.load() - center) * factor;
                 }
-                load_slice(dy, scaled);
-                for ((sum, dy), normal) in dgamma.iter_mut().zip(&*scaled).zip(&*normal) {
-                    *sum = *sum + *dy * *normal;
+                for ((scaled, dy), gamma) in scaled.iter_mut().zip(dy).zip(gamma) {
+                    *scaled = dy.load() * *gamma;
                 }
-                for (sum, dy) in dbeta.iter_mut().zip(&*scaled) {
-                    *sum = *sum + *dy;
-                }
-                for (scaled, gamma) in scaled.iter_mut().zip(gamma) {
-                    *scaled = *scaled * *gamma;
-                }
-                let shift = sum(scaled, |x| x) * per_row;
-                let slope = sum2(scaled, normal, |x, y| x * y) * per_row;
+                let shift = block_sum::<NORM_THREADS, _>(scaled, |x| x) * per_row;
+                let slope = block_dot::<NORM_THREADS, _>(scaled, normal) * per_row;
                 for ((dx, scaled), normal) in dx.iter_mut().zip(&*scaled).zip(&*normal) {
                     *dx = E::store(factor * (*scaled - shift - *normal * slope));
                 }
             }
+            norm_gradients(x, dy, Some(mean), rstd, gradients.gamma, Some(gradients.beta));
         },
     );
     Ok(())

@@ -1,6 +1,7 @@
 //! Cross-entropy of logits against target tokens.
 
-use super::real::{Elem, Real, largest, load_slice, store_slice, sum};
+use super::lanes::{LOSS_THREADS, block_sum};
+use super::real::{Elem, Real, largest, load_slice, store_slice};
 use super::{KernelError, Result, Scratch, expect_len, expect_some, simd, take};
 
 fn check(kernel: &'static str, logits: usize, targets: &[u32], vocabulary: usize) -> Result {
@@ -32,9 +33,13 @@ pub fn cross_entropy_forward<E: Elem>(
             for ((logits, target), lse) in logits.chunks_exact(vocabulary).zip(targets).zip(lse.iter_mut()) {
                 load_slice(logits, row);
                 let shift = largest(row);
-                let mass = sum(row, |x| (x - shift).exp());
+                let logit = row[*target as usize];
+                for x in row.iter_mut() {
+                    *x = (*x - shift).exp();
+                }
+                let mass = block_sum::<LOSS_THREADS, _>(row, |x| x);
                 *lse = shift + E::Acc::from_f64(mass.to_f64().ln());
-                total = total + (*lse - row[*target as usize]);
+                total = total + (*lse - logit);
             }
             total
         },

@@ -1,5 +1,6 @@
 //! AdamW and the norm of gradients.
 
+use super::lanes::strided_sum;
 use super::real::{Real, sum};
 use super::{Result, expect_len, simd};
 
@@ -23,6 +24,11 @@ pub fn sums_of_squares<A: Real>(x: &[A], partials: &mut [A]) -> Result {
         },
     );
     Ok(())
+}
+
+/// The norm whose squares of pieces these are: the root of their sum by 512 lanes, folded as a tree.
+pub fn norm<A: Real>(partials: &[A]) -> A {
+    strided_sum(partials).sqrt()
 }
 
 /// Numbers of one AdamW step that all elements share.

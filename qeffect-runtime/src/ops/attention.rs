@@ -1,4 +1,4 @@
-//! Causal attention over packed queries, keys and values. The backward recomputes the probabilities.
+//! Causal attention over packed queries, keys and values, which heads may share in groups. The backward recomputes the probabilities.
 
 use crate::act::{Act, Kept};
 use crate::cmd::{AttentionShape, Cmd};
@@ -32,8 +32,8 @@ impl Retained for AttentionTape {
 pub enum AttentionOp {}
 
 fn run(cx: &mut Cx<'_>, qkv: Act, shape: &AttentionShape) -> Result<(Act, Act)> {
-    if (qkv.rows, qkv.cols) != (shape.tokens(), 3 * shape.hidden()) {
-        return Err(Error::shape("attention", &format!("[{}, 3 · {}]", shape.tokens(), shape.hidden()), Some(qkv)));
+    if (qkv.rows, qkv.cols) != (shape.tokens(), shape.width()) {
+        return Err(Error::shape("attention", &format!("[{}, {}]", shape.tokens(), shape.width()), Some(qkv)));
     }
     let out = cx.lease(shape.tokens(), shape.hidden())?;
     let lse = cx.lease_as(cx.recipe().master(), shape.sequences * shape.heads, shape.length)?;
@@ -51,7 +51,7 @@ impl PureOp for AttentionOp {
     }
 
     fn input_grad(cx: &mut Cx<'_>, dout: Act, shape: &AttentionShape, tape: AttentionTape) -> Result<Act> {
-        let dqkv = cx.lease(shape.tokens(), 3 * shape.hidden())?;
+        let dqkv = cx.lease(shape.tokens(), shape.width())?;
         cx.issue(Cmd::AttentionGrad {
             qkv: tape.qkv.act().buf,
             lse: tape.lse.act().buf,

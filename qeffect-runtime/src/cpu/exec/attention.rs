@@ -1,7 +1,6 @@
 //! Attention.
 
 use super::{Activation, Master, Result, Run, kernel};
-use crate::cmd::AttentionShape;
 use crate::kernels::attention;
 
 impl Run<'_> {
@@ -12,7 +11,7 @@ impl Run<'_> {
         self.table.write(name, [*out, *lse], |table, [y, sums]| {
             let (y, sums) = (table.out(name, *out, y)?, table.out(name, *lse, sums)?);
             let qkv = table.get::<E>(name, *qkv)?;
-            attention::attention_forward(scratch, sizes(shape), qkv, y, sums).map_err(kernel(name))
+            attention::attention_forward(scratch, *shape, qkv, y, sums).map_err(kernel(name))
         })
     }
 
@@ -23,12 +22,7 @@ impl Run<'_> {
         self.table.write(name, [*dqkv], |table, [out]| {
             let out = table.out(name, *dqkv, out)?;
             let (qkv, lse, dout) = (table.get::<E>(name, *qkv)?, table.get(name, *lse)?, table.get(name, *dout)?);
-            attention::attention_backward(scratch, sizes(shape), qkv, lse, dout, out).map_err(kernel(name))
+            attention::attention_backward(scratch, *shape, qkv, lse, dout, out).map_err(kernel(name))
         })
     }
-}
-
-fn sizes(shape: &AttentionShape) -> attention::AttentionShape {
-    let AttentionShape { sequences, length, heads, head_dim } = *shape;
-    attention::AttentionShape { sequences, length, heads, head_dim }
 }

@@ -19,11 +19,7 @@ impl Run<'_> {
     pub(super) fn settle<A: Master>(&mut self) -> Result {
         fields!(self, Settle { partials, flags, limit, norm, clip, flag });
         let name = self.name;
-        let mut sum = A::ZERO;
-        for partial in self.table.get::<A>(name, *partials)? {
-            sum = sum + *partial;
-        }
-        let value = sum.sqrt();
+        let value = optimizer::norm(self.table.get::<A>(name, *partials)?);
         let raised = self.table.get::<u32>(name, *flags)?.iter().any(|flag| *flag != 0);
         self.table.flag(name, *flag)?;
         self.table.scalar::<A>(name, first(*clip))?;
