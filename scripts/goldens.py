@@ -52,10 +52,10 @@ def generator(seed: int) -> torch.Generator:
 class Ops:
     """Collects the tensors of the op goldens under `op/name`."""
 
-    def __init__(self, dtype: torch.dtype):
+    def __init__(self, dtype: torch.dtype, seed: int):
         self.dtype = dtype
         self.tensors: dict[str, torch.Tensor] = {}
-        self.random = generator(1)
+        self.random = generator(seed)
 
     def normal(self, *shape: int, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
         x = torch.randn(*shape, generator=self.random) * std + mean
@@ -78,7 +78,7 @@ class Ops:
 
 
 def op_goldens(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    ops = Ops(dtype)
+    ops = Ops(dtype, 1)
 
     x, w, b = ops.normal(24, 32), ops.normal(48, 32, std=0.2), ops.normal(48, std=0.3)
     ops.record("linear", {"x": x, "w": w, "b": b}, F.linear(x, w, b))
@@ -121,6 +121,55 @@ def op_goldens(dtype: torch.dtype) -> dict[str, torch.Tensor]:
             state |= {f"{name}_m": optimizer.state[p]["exp_avg"], f"{name}_v": optimizer.state[p]["exp_avg_sq"]}
         ops.keep(f"adamw/{step}", **state)
     ops.keep("adamw", lr=torch.tensor(lrs, dtype=dtype))
+    return ops.tensors
+
+
+def rotate(x: torch.Tensor, base: float) -> torch.Tensor:
+    """Turns pairs (j, j + dim / 2) of [batch, seq, heads, dim] by position * base^(-2j / dim)."""
+    _, seq, _, dim = x.shape
+    frequencies = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = torch.outer(torch.arange(seq, dtype=torch.float64), frequencies)
+    cos, sin = (t.to(x.dtype)[None, :, None, :] for t in (angles.cos(), angles.sin()))
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+def grouped_attention(qkv: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
+    """Causal attention of rows packed as q, k, v where several heads share a key and a value."""
+    batch, seq, width = qkv.shape
+    dim = width // (heads + 2 * kv_heads)
+    parts = qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
+    q, k, v = (part.reshape(batch, seq, -1, dim).transpose(1, 2) for part in parts)
+    k, v = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, seq, heads * dim)
+
+
+def llama_op_goldens(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    ops = Ops(dtype, 6)
+    for rows, columns in ((1, 33), (24, 32), (70, 130)):
+        x, w = ops.normal(rows, columns, std=1.5, mean=0.7), ops.normal(columns, std=0.3, mean=1.0)
+        ops.record(f"rms_norm/{rows}x{columns}", {"x": x, "w": w}, F.rms_norm(x, (columns,), w, LAYER_NORM_EPS))
+
+    # [batch, sequence, heads, elements of a head]
+    for base, shape in ((1e4, (2, 1, 3, 2)), (1e4, (2, 17, 3, 6)), (5e5, (1, 100, 2, 34))):
+        x = ops.normal(*shape)
+        name = "rotary/" + "x".join(map(str, shape))
+        ops.record(name, {"x": x}, rotate(x, base), base=torch.tensor([base], dtype=dtype))
+
+    # batch, sequence, heads, heads of keys and values, elements of a head
+    for batch, seq, heads, kv_heads, dim in ((2, 1, 2, 1, 5), (2, 17, 6, 2, 3), (1, 70, 4, 1, 8)):
+        qkv = ops.normal(batch, seq, (heads + 2 * kv_heads) * dim)
+        counts = torch.tensor([batch, seq, heads, kv_heads, dim])
+        output = grouped_attention(qkv, heads, kv_heads)
+        ops.record(f"attention/{batch}x{seq}x{heads}x{kv_heads}x{dim}", {"qkv": qkv}, output, counts=counts)
+
+    # Wide enough to reach both flat ends.
+    x = (torch.linspace(-20.0, 20.0, 257).to(dtype)).requires_grad_()
+    ops.record("silu", {"x": x}, F.silu(x))
+    for rows, columns in ((1, 1), (7, 33)):
+        x = ops.normal(rows, 2 * columns, std=3.0)
+        gate, up = x.chunk(2, dim=-1)
+        ops.record(f"swiglu/{rows}x{columns}", {"x": x}, F.silu(gate) * up)
     return ops.tensors
 
 
@@ -221,6 +270,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     for name, tensors, config in (
         ("ops", op_goldens(dtype), adam),
+        ("llama_ops", llama_op_goldens(dtype), {"eps": LAYER_NORM_EPS}),
         ("model", model_goldens(dtype), model),
         ("curve", curve_goldens(dtype), curve),
     ):

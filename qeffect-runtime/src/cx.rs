@@ -17,7 +17,7 @@ use crate::cmd::{Cmd, Operand, Scalar};
 use crate::device::{Buf, Device};
 use crate::error::{Error, Result};
 use crate::pool::Pool;
-use crate::stage::{CellId, ParamId, Role, StageSpec};
+use crate::stage::{CellId, ParamId, Role, StageSpec, TableId};
 use crate::state::{Bank, StageState, WorkingBufs};
 
 /// What all actions of a rank share.
@@ -31,6 +31,9 @@ pub struct RunBufs {
     pub targets: Vec<Act>,
     /// Master, one element per microbatch: its loss.
     pub losses: Act,
+    /// u64, one element: the attempt number of the step. It is written before a step begins, as its tokens are, so a list
+    /// of commands that reads it can be replayed.
+    pub step: Buf,
 }
 
 /// Where the gradient of one parameter and microbatch goes. Given out once.
@@ -171,6 +174,16 @@ impl Cx<'_> {
     /// Where the loss of this microbatch goes.
     pub fn loss(&self) -> Scalar {
         Scalar { buf: self.run.losses.buf, index: self.microbatch.index() }
+    }
+
+    /// Where the attempt number of this step lies.
+    pub fn step(&self) -> Buf {
+        self.run.step
+    }
+
+    /// A table that the stage registered.
+    pub fn table(&self, table: TableId) -> Act {
+        self.state.table(table)
     }
 
     /// The flag of this step.

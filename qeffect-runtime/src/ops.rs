@@ -1,8 +1,12 @@
 //! The ops of a transformer: what each computes forward, what it retains, and its two backward halves.
 
 pub mod attention;
+pub mod dropout;
 pub mod embedding;
 pub mod gelu;
 pub mod head;
 pub mod layer_norm;
 pub mod linear;
+pub mod rms_norm;
+pub mod rotary;
+pub mod silu;

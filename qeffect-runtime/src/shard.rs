@@ -72,6 +72,7 @@ pub struct Shard<S> {
     optim: OptimBufs,
     recipe: Recipe,
     config: ShardConfig,
+    attempts: u64,
 }
 
 /// Values of a buffer that is saved or compared: type, shape, bytes.
@@ -113,8 +114,13 @@ impl<S: Stage> Shard<S> {
             (0..m).map(|m| act(&format!("{name} of microbatch {m}"), Dtype::U32, config.tokens, 1)).collect()
         };
         let (tokens, targets, order) = (ids("tokens")?, ids("targets")?, ids("order of tokens")?);
-        let run =
-            RunBufs { flag: act("flag", Dtype::U32, 1, 1)?.buf, tokens, targets, losses: act("losses", master, 1, m)? };
+        let run = RunBufs {
+            flag: act("flag", Dtype::U32, 1, 1)?.buf,
+            tokens,
+            targets,
+            losses: act("losses", master, 1, m)?,
+            step: act("attempt number of the step", Dtype::U64, 1, 1)?.buf,
+        };
         let steps = config.optim.steps as usize;
         let optim = OptimBufs {
             partials: act("partial sums of squares", master, 1, config.norm.len())?.buf,
@@ -124,8 +130,17 @@ impl<S: Stage> Shard<S> {
             table: act("learning rates", master, steps, 3)?.buf,
             counter: act("commits", Dtype::U64, 1, 1)?.buf,
         };
-        let mut shard =
-            Shard { device, pool: Pool::new(cfg!(debug_assertions)), parts, run, order, optim, recipe, config };
+        let mut shard = Shard {
+            device,
+            pool: Pool::new(cfg!(debug_assertions)),
+            parts,
+            run,
+            order,
+            optim,
+            recipe,
+            config,
+            attempts: 0,
+        };
         shard.upload_reals(shard.optim.table, &shard.config.optim.table())?;
         shard.device.issue(&Cmd::Fill { dst: shard.optim.counter, value: 0.0 })?;
         shard.device.issue(&Cmd::Fill { dst: shard.run.flag, value: 0.0 })?;
@@ -214,7 +229,7 @@ impl<S: Stage> Shard<S> {
         Ok(())
     }
 
-    /// A step begins: its data is written, the flag cleared, scales and histories are copied aside.
+    /// A step begins: its data and attempt number are written, the flag cleared, scales and histories are copied aside.
     pub fn begin_step(&mut self, batch: &[Windows]) -> Result<()> {
         if batch.len() != self.config.microbatches as usize {
             return Err(Error::Contract {
@@ -224,12 +239,24 @@ impl<S: Stage> Shard<S> {
         }
         self.pool.quiescent()?;
         self.load(batch)?;
+        self.device.write(self.run.step, &self.attempts.to_le_bytes())?;
+        self.attempts += 1;
         self.device.issue(&Cmd::Fill { dst: self.run.flag, value: 0.0 })?;
         for part in &mut self.parts {
             part.log.clear();
             part.state.save_cells(self.device.as_mut())?;
         }
         Ok(())
+    }
+
+    /// Steps that have begun. The next one has this number.
+    pub const fn attempts(&self) -> u64 {
+        self.attempts
+    }
+
+    /// Gives the next step its attempt number: where a run goes on that was saved.
+    pub const fn set_attempts(&mut self, attempts: u64) {
+        self.attempts = attempts;
     }
 
     /// Writes tokens and targets, from microbatch 0 on. For evaluation, where no step begins.

@@ -150,6 +150,23 @@ impl ParamSpec {
     }
 }
 
+/// A table of a stage, by its position among them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct TableId(pub(crate) usize);
+
+/// Numbers that ops read and nobody writes. They are not saved.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TableSpec {
+    /// What it is, for messages.
+    pub name: String,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// `[rows, cols]`; stored in the type of the masters.
+    pub values: Vec<f64>,
+}
+
 /// What a stage owns.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StageSpec {
@@ -162,18 +179,40 @@ pub struct StageSpec {
     /// Its parameters.
     pub params: Vec<ParamSpec>,
     cells: [Vec<String>; 3],
+    tables: Vec<TableSpec>,
 }
 
 impl StageSpec {
     /// A stage that owns nothing yet.
     pub fn new(recipe: Recipe) -> StageSpec {
-        StageSpec { recipe, input: None, output: None, params: Vec::new(), cells: Default::default() }
+        StageSpec {
+            recipe,
+            input: None,
+            output: None,
+            params: Vec::new(),
+            cells: Default::default(),
+            tables: Vec::new(),
+        }
     }
 
     /// Adds a parameter.
     pub fn param(&mut self, param: ParamSpec) -> ParamId {
         self.params.push(param);
         ParamId(self.params.len() - 1)
+    }
+
+    /// Adds a table, or finds the same one.
+    pub fn table(&mut self, table: TableSpec) -> TableId {
+        let known = self.tables.iter().position(|known| *known == table);
+        TableId(known.unwrap_or_else(|| {
+            self.tables.push(table);
+            self.tables.len() - 1
+        }))
+    }
+
+    /// Its tables.
+    pub fn tables(&self) -> &[TableSpec] {
+        &self.tables
     }
 
     /// Adds a state cell of the layer `path`.

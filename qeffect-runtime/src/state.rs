@@ -16,7 +16,7 @@ use crate::act::{Act, Fp8View};
 use crate::cmd::{Cmd, Scalar};
 use crate::device::{Buf, BufSpec, Device};
 use crate::error::Result;
-use crate::stage::{CellId, ParamId, ParamSpec, Role, StageSpec, Working};
+use crate::stage::{CellId, ParamId, ParamSpec, Role, StageSpec, TableId, TableSpec, Working};
 
 /// Buffers of one parameter.
 #[derive(Debug)]
@@ -103,6 +103,7 @@ pub struct StageState {
     /// Parameters, in the order of the spec.
     pub params: Vec<ParamBufs>,
     banks: [Option<Bank>; 3],
+    tables: Vec<Act>,
     update: Update,
 }
 
@@ -166,7 +167,8 @@ impl StageState {
                 });
             }
         }
-        Ok(StageState { params, banks, update: recipe.update() })
+        let tables = spec.tables().iter().map(|table| upload(device, table, master)).collect::<Result<Vec<_>>>()?;
+        Ok(StageState { params, banks, tables, update: recipe.update() })
     }
 
     /// The cells of a role, if the stage has any.
@@ -182,6 +184,11 @@ impl StageState {
     /// The buffers of a parameter.
     pub fn param(&self, id: ParamId) -> &ParamBufs {
         &self.params[id.0]
+    }
+
+    /// A table.
+    pub fn table(&self, id: TableId) -> Act {
+        self.tables[id.0]
     }
 
     /// Copies scales and histories aside, at the start of a step.
@@ -258,6 +265,19 @@ impl StageState {
             _ => Ok(()),
         }
     }
+}
+
+fn upload(device: &mut dyn Device, table: &TableSpec, dtype: Dtype) -> Result<Act> {
+    let TableSpec { name, rows, cols, values } = table;
+    let buf = device.alloc(BufSpec::new(name.clone(), dtype, *rows, *cols))?;
+    match dtype {
+        Dtype::F64 => device.write(buf, bytemuck::cast_slice(values))?,
+        _ => {
+            let rounded: Vec<f32> = values.iter().map(|x| *x as f32).collect();
+            device.write(buf, bytemuck::cast_slice(&rounded))?;
+        }
+    }
+    Ok(Act { buf, dtype, rows: *rows, cols: *cols })
 }
 
 fn matrix(device: &mut dyn Device, param: &ParamSpec, what: &str, dtype: Dtype) -> Result<Act> {
