@@ -164,10 +164,10 @@ fn optimizer(c: &mut Criterion) {
     group.throughput(Throughput::Elements(n as u64));
     let step = AdamW::at(1, 1e-3, 0.1, 1.0);
     group.bench_function("adamw", |b| b.iter(|| adamw(&step, black_box(&gradient), &mut w, &mut m, &mut v)));
-    group.bench_function("sums of squares", |b| b.iter(|| sums_of_squares(black_box(&gradient), &mut partials)));
+    group.bench_function("sums of squares", |b| b.iter(|| sums_of_squares(black_box(&gradient), 0.125, &mut partials)));
     let slots = vec![gradient.clone(); 8];
     let views: Vec<&[f32]> = slots.iter().map(Vec::as_slice).collect();
-    group.bench_function("sum of 8 slots", |b| b.iter(|| sum_slots(black_box(&views), 0.125, &mut w)));
+    group.bench_function("sum of 8 slots", |b| b.iter(|| sum_slots(black_box(&views), &mut w)));
 }
 
 criterion_group!(benches, products, casts, attention, rows, optimizer);

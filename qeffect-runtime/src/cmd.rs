@@ -406,19 +406,20 @@ pub enum Cmd {
         /// Loss scale divided by the number of rows.
         factor: f32,
     },
-    /// `out = ((slots[0] + slots[1]) + ..) · factor`.
+    /// `out = (slots[0] + slots[1]) + ..`
     SumSlots {
         /// Master, in microbatch order.
         slots: Box<[Buf]>,
         /// Master.
         out: Buf,
-        /// Multiplied once.
-        factor: f32,
     },
-    /// `partials[first + i]` = sum of squares of piece i of `src`, of [`NORM_PIECE`] elements (the last may be short).
+    /// `partials[first + i]` = sum of squares of piece i of `src · factor`, of [`NORM_PIECE`] elements (the last may be
+    /// short).
     SumSquares {
-        /// Master.
+        /// Master: a sum over microbatches.
         src: Buf,
+        /// Makes it a mean; each element is multiplied once, on loading.
+        factor: f32,
         /// Master.
         partials: Buf,
         /// Where the partial sums go; others are left alone.
@@ -440,12 +441,15 @@ pub enum Cmd {
         /// u32, one element.
         flag: Buf,
     },
-    /// One step of AdamW in PyTorch's order of operations, in place; the gradient is multiplied by `clip` first.
+    /// One step of AdamW in PyTorch's order of operations, in place; the gradient is multiplied by `factor` first, then by
+    /// `clip`.
     AdamW {
         /// Master.
         param: Buf,
-        /// Master.
+        /// Master: a sum over microbatches.
         grad: Buf,
+        /// Makes it a mean, as in [`Cmd::SumSquares`].
+        factor: f32,
         /// Master: first moment.
         moment1: Buf,
         /// Master: second moment.

@@ -209,7 +209,8 @@ impl<S: Stage> Shard<S> {
     pub fn gradient(&mut self, path: &str) -> Result<Vec<f64>> {
         let (part, index) = self.find(path)?;
         let grad = self.parts[part].state.params[index].grad;
-        self.reals(grad)
+        let factor = self.gradient_factor();
+        Ok(self.reals(grad)?.into_iter().map(|sum| mean(grad.dtype, sum, factor)).collect())
     }
 
     fn find(&self, path: &str) -> Result<(usize, usize)> {
@@ -354,10 +355,9 @@ impl<S: Stage> Shard<S> {
         part.state.refresh(device.as_mut())
     }
 
-    /// After a stage's last gradient: microbatches are added in order, and multiplied once by 1/(M·DP) and the inverse
-    /// of the loss scale.
+    /// After a stage's last gradient: microbatches are added in order. Who reads the sum makes it a mean: it multiplies by
+    /// 1/(M·DP) and the inverse of the loss scale, once.
     pub fn reduce(&mut self, stage: StageId) -> Result<()> {
-        let factor = self.gradient_factor();
         let Shard { device, parts, .. } = self;
         let part = parts.iter().find(|part| part.id == stage).ok_or_else(|| wrong_rank(stage))?;
         if let Some((param, microbatch)) = part.log.missing() {
@@ -369,7 +369,7 @@ impl<S: Stage> Shard<S> {
         }
         for param in &part.state.params {
             let slots = param.slots.iter().map(|slot| slot.buf).collect();
-            device.issue(&Cmd::SumSlots { slots, out: param.grad.buf, factor })?;
+            device.issue(&Cmd::SumSlots { slots, out: param.grad.buf })?;
         }
         Ok(())
     }
@@ -380,12 +380,12 @@ impl<S: Stage> Shard<S> {
 
     /// What this rank knows before `agree`: partial sums of squares, and whether a value was not finite.
     pub fn measure(&mut self) -> Result<Measured> {
-        let partials = self.optim.partials;
+        let (partials, factor) = (self.optim.partials, self.gradient_factor());
         let mut positions = Vec::new();
         for part in &self.parts {
             for (spec, param) in part.stage.spec().params.iter().zip(&part.state.params) {
                 let first = self.config.norm.first(&spec.path)?;
-                self.device.issue(&Cmd::SumSquares { src: param.grad.buf, partials, first })?;
+                self.device.issue(&Cmd::SumSquares { src: param.grad.buf, factor, partials, first })?;
                 let pieces = crate::kernels::optimizer::norm_pieces(spec.elements());
                 positions.extend(first..first + pieces);
             }
@@ -425,6 +425,7 @@ impl<S: Stage> Shard<S> {
     /// those of the step's start.
     pub fn commit(&mut self) -> Result<()> {
         self.pool.quiescent()?;
+        let factor = self.gradient_factor();
         let device = self.device.as_mut();
         let flag = self.run.flag;
         let OptimBufs { clip, table, counter, .. } = self.optim;
@@ -437,6 +438,7 @@ impl<S: Stage> Shard<S> {
                 device.issue(&Cmd::AdamW {
                     param: param.master.buf,
                     grad: param.grad.buf,
+                    factor,
                     moment1: param.moment1.buf,
                     moment2: param.moment2.buf,
                     clip,
@@ -529,42 +531,47 @@ impl<S: Stage> Shard<S> {
     /// Everything that outlives a step, by name: masters, gradients, moments, caches, scales, histories, commits. Names
     /// are those of layers, so two runs that cut the model differently can be compared.
     pub fn export(&mut self) -> Result<BTreeMap<String, Named>> {
-        let mut wanted = vec![("commits".to_owned(), self.optim.counter, None)];
+        let factor = self.gradient_factor();
+        let mut wanted = vec![("commits".to_owned(), self.optim.counter, Export::Whole)];
         for part in &self.parts {
             let spec = part.stage.spec();
             for (param, bufs) in spec.params.iter().zip(&part.state.params) {
                 let path = &param.path;
                 wanted.extend([
-                    (format!("{path}/master"), bufs.master.buf, None),
-                    (format!("{path}/gradient"), bufs.grad.buf, None),
-                    (format!("{path}/moment1"), bufs.moment1.buf, None),
-                    (format!("{path}/moment2"), bufs.moment2.buf, None),
+                    (format!("{path}/master"), bufs.master.buf, Export::Whole),
+                    (format!("{path}/gradient"), bufs.grad.buf, Export::Mean),
+                    (format!("{path}/moment1"), bufs.moment1.buf, Export::Whole),
+                    (format!("{path}/moment2"), bufs.moment2.buf, Export::Whole),
                 ]);
                 match bufs.working {
-                    WorkingBufs::Plain(act) => wanted.push((format!("{path}/working"), act.buf, None)),
+                    WorkingBufs::Plain(act) => wanted.push((format!("{path}/working"), act.buf, Export::Whole)),
                     WorkingBufs::Fp8(view) => {
-                        wanted.push((format!("{path}/codes"), view.codes, None));
-                        wanted.push((format!("{path}/scale_inv"), view.scale_inv, None));
-                        wanted.extend(view.other.map(|buf| (format!("{path}/transposed"), buf, None)));
+                        wanted.push((format!("{path}/codes"), view.codes, Export::Whole));
+                        wanted.push((format!("{path}/scale_inv"), view.scale_inv, Export::Whole));
+                        wanted.extend(view.other.map(|buf| (format!("{path}/transposed"), buf, Export::Whole)));
                     }
                 }
             }
             for role in Role::ALL {
                 let Some(bank) = part.state.bank(role) else { continue };
                 for (index, path) in spec.cells(role).iter().enumerate() {
-                    wanted.push((format!("{path}.{}/scale", role.name()), bank.scales, Some(index)));
-                    wanted.push((format!("{path}.{}/history", role.name()), bank.history, Some(index)));
+                    wanted.push((format!("{path}.{}/scale", role.name()), bank.scales, Export::Column(index)));
+                    wanted.push((format!("{path}.{}/history", role.name()), bank.history, Export::Column(index)));
                 }
             }
         }
         let mut named = BTreeMap::new();
-        for (name, buf, column) in wanted {
+        for (name, buf, taken) in wanted {
             let BufSpec { dtype, rows, cols, .. } = self.device.spec(buf)?.clone();
             let mut bytes = vec![0; rows * cols * dtype.size()];
             self.device.read(buf, &mut bytes)?;
-            let value = match column {
-                None => Named { dtype, shape: [rows, cols], bytes },
-                Some(column) => {
+            let value = match taken {
+                Export::Whole => Named { dtype, shape: [rows, cols], bytes },
+                Export::Mean => {
+                    scale(dtype, &mut bytes, factor);
+                    Named { dtype, shape: [rows, cols], bytes }
+                }
+                Export::Column(column) => {
                     let at = |row: usize| (row * cols + column) * dtype.size();
                     let bytes = (0..rows).flat_map(|row| bytes[at(row)..][..dtype.size()].to_vec()).collect();
                     Named { dtype, shape: [rows, 1], bytes }
@@ -600,6 +607,35 @@ impl<S: Stage> Shard<S> {
             Dtype::F32 => Ok(self.read_pod::<f32>(buf)?.into_iter().map(f64::from).collect()),
             Dtype::Bf16 => Ok(self.read_pod::<bf16>(buf)?.into_iter().map(f64::from).collect()),
             dtype => Err(Error::Config(format!("`{name}` holds {dtype}, not numbers"))),
+        }
+    }
+}
+
+/// What [`Shard::export`] takes of a buffer.
+enum Export {
+    Whole,
+    /// A gradient, which is stored as a sum.
+    Mean,
+    /// One cell of a bank.
+    Column(usize),
+}
+
+/// A sum over microbatches as the mean that its readers make of it, rounded to the type of masters.
+fn mean(dtype: Dtype, sum: f64, factor: f32) -> f64 {
+    match dtype {
+        Dtype::F64 => sum * f64::from(factor),
+        _ => f64::from(sum as f32 * factor),
+    }
+}
+
+/// As [`mean`], of every element in `bytes`.
+fn scale(dtype: Dtype, bytes: &mut [u8], factor: f32) {
+    for element in bytes.chunks_exact_mut(dtype.size()) {
+        if let Ok(word) = <[u8; 8]>::try_from(&*element) {
+            element.copy_from_slice(&mean(dtype, f64::from_le_bytes(word), factor).to_le_bytes());
+        } else if let Ok(word) = <[u8; 4]>::try_from(&*element) {
+            let mean = mean(dtype, f64::from(f32::from_le_bytes(word)), factor);
+            element.copy_from_slice(&(mean as f32).to_le_bytes());
         }
     }
 }

@@ -73,8 +73,8 @@ pub fn column_sums<E: Elem>(x: &[E], columns: usize, out: &mut [E::Acc]) -> Resu
     Ok(())
 }
 
-/// `out = (slot[0] + slot[1] + ..) · factor`: gradients of microbatches in ascending order, then their one common factor.
-pub fn sum_slots<A: Real>(slots: &[&[A]], factor: A, out: &mut [A]) -> Result {
+/// `out = (slot[0] + slot[1]) + ..`: gradients of microbatches, in ascending order.
+pub fn sum_slots<A: Real>(slots: &[&[A]], out: &mut [A]) -> Result {
     for slot in slots {
         expect_len("sum_slots", "slots", slot.len(), out.len())?;
     }
@@ -92,9 +92,6 @@ pub fn sum_slots<A: Real>(slots: &[&[A]], factor: A, out: &mut [A]) -> Result {
                     for (out, x) in out.iter_mut().zip(&slot[at.clone()]) {
                         *out = *out + *x;
                     }
-                }
-                for out in out {
-                    *out = *out * factor;
                 }
             }
         },
@@ -178,21 +175,20 @@ mod tests {
         assert!(column_sums(&[1.0f32; 5], 2, &mut [0.0; 2]).is_err());
     }
 
-    // case B34: the sum is multiplied once, whatever the number of microbatches.
     #[test]
-    fn slots_are_added_in_order_and_multiplied_once() {
+    fn slots_are_added_in_order() {
         for n in [1, 3, 17, 130, 5000] {
             let slots: Vec<Vec<f32>> = (0..5).map(|m| stored(&numbers(m, n))).collect();
             let views: Vec<&[f32]> = slots.iter().map(Vec::as_slice).collect();
             let mut out = vec![f32::NAN; n];
-            sum_slots(&views, 0.125, &mut out).unwrap();
+            sum_slots(&views, &mut out).unwrap();
             for i in 0..n {
                 let sum = slots[1..].iter().fold(slots[0][i], |sum, slot| sum + slot[i]);
-                assert_eq!(out[i], sum * 0.125);
+                assert_eq!(out[i], sum);
             }
         }
         let mut out = [5.0];
-        sum_slots(&[], 1.0, &mut out).unwrap();
+        sum_slots(&[], &mut out).unwrap();
         assert_eq!(out, [0.0]);
     }
 }

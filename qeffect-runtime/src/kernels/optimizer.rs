@@ -12,14 +12,18 @@ pub const fn norm_pieces(len: usize) -> usize {
     len.div_ceil(NORM_PIECE)
 }
 
-/// Sums of squares of fixed-size pieces. They are gathered, and added in a fixed order, by whoever takes the norm.
-pub fn sums_of_squares<A: Real>(x: &[A], partials: &mut [A]) -> Result {
+/// Sums of squares of `x · factor` over fixed-size pieces. They are gathered, and added in a fixed order, by whoever takes
+/// the norm. The bits are those of a product that is stored first.
+pub fn sums_of_squares<A: Real>(x: &[A], factor: A, partials: &mut [A]) -> Result {
     expect_len("sums_of_squares", "partials", partials.len(), norm_pieces(x.len()))?;
     simd(
         #[inline(always)]
         || {
             for (partial, piece) in partials.iter_mut().zip(x.chunks(NORM_PIECE)) {
-                *partial = sum(piece, |x| x * x);
+                *partial = sum(piece, |x| {
+                    let x = x * factor;
+                    x * x
+                });
             }
         },
     );
@@ -48,7 +52,9 @@ pub struct AdamW<A> {
     pub correction2_sqrt: A,
     /// 1 - learning rate · weight decay; 1 on vectors.
     pub decay: A,
-    /// What gradients are multiplied by first: the clipping factor.
+    /// What a gradient, a sum over microbatches, is multiplied by first: it makes a mean of it.
+    pub factor: A,
+    /// What gradients are multiplied by next: the clipping factor.
     pub clip: A,
 }
 
@@ -65,6 +71,7 @@ impl<A: Real> AdamW<A> {
             step_size: A::from_f64(learning_rate / power(beta1)),
             correction2_sqrt: A::from_f64(power(beta2).sqrt()),
             decay: A::from_f64(1.0 - learning_rate * weight_decay),
+            factor: A::ONE,
             clip,
         }
     }
@@ -76,12 +83,12 @@ pub fn adamw<A: Real>(step: &AdamW<A>, gradient: &[A], weight: &mut [A], first: 
     expect_len("adamw", "gradient", gradient.len(), weight.len())?;
     expect_len("adamw", "first", first.len(), weight.len())?;
     expect_len("adamw", "second", second.len(), weight.len())?;
-    let AdamW { share1, beta2, share2, epsilon, step_size, correction2_sqrt, decay, clip } = *step;
+    let AdamW { share1, beta2, share2, epsilon, step_size, correction2_sqrt, decay, factor, clip } = *step;
     simd(
         #[inline(always)]
         || {
             for (((w, g), m), v) in weight.iter_mut().zip(gradient).zip(first).zip(second) {
-                let g = *g * clip;
+                let g = *g * factor * clip;
                 *m = *m + share1 * (g - *m);
                 *v = *v * beta2 + share2 * g * g;
                 let denominator = v.sqrt() / correction2_sqrt + epsilon;
@@ -108,13 +115,13 @@ mod tests {
         for n in [1, 3, 17, 130, 4096, 4097, 9000] {
             let x = numbers(1, n);
             let mut partials = vec![f64::NAN; norm_pieces(n)];
-            sums_of_squares(&x, &mut partials).unwrap();
+            sums_of_squares(&x, 1.0, &mut partials).unwrap();
             let want: Vec<f64> = x.chunks(NORM_PIECE).map(|piece| piece.iter().map(|x| x * x).sum()).collect();
             close(&partials, &want, 1e-13);
         }
-        assert!(sums_of_squares(&[1.0f32], &mut []).is_err());
+        assert!(sums_of_squares(&[1.0f32], 1.0, &mut []).is_err());
         let mut partial = [0.0];
-        sums_of_squares(&[1.0f32, f32::NAN], &mut partial).unwrap();
+        sums_of_squares(&[1.0f32, f32::NAN], 1.0, &mut partial).unwrap();
         assert!(partial[0].is_nan());
     }
 
@@ -145,6 +152,29 @@ mod tests {
             }
             close(&w, &want, 1e-12);
             close(&loaded(&w32), &want, 2e-6);
+        }
+    }
+
+    // case B34: the division by the number of microbatches is one product, whether it is stored or made by the reader.
+    #[test]
+    fn a_factor_on_loading_gives_the_bits_of_a_stored_product() {
+        let factor = 1.0 / 3.0 / 1024.0f32;
+        for n in [1, 17, 4097] {
+            let sums: Vec<f32> = stored(&numbers(7, n));
+            let means: Vec<f32> = sums.iter().map(|sum| sum * factor).collect();
+            let (mut found, mut want) = (vec![0.0; norm_pieces(n)], vec![0.0; norm_pieces(n)]);
+            sums_of_squares(&sums, factor, &mut found).unwrap();
+            sums_of_squares(&means, 1.0, &mut want).unwrap();
+            assert_eq!(found, want);
+
+            let update = |gradient: &[f32], factor: f32| {
+                let step = AdamW { factor, ..AdamW::at(3, 3e-3, 0.1, 0.7) };
+                let (mut w, mut m, mut v) = (stored::<f32>(&numbers(8, n)), vec![0.01; n], vec![0.02; n]);
+                adamw(&step, gradient, &mut w, &mut m, &mut v).unwrap();
+                (w, m, v)
+            };
+            assert_eq!(update(&sums, factor), update(&means, 1.0));
+            assert_ne!(update(&sums, factor), update(&sums, 1.0));
         }
     }
 

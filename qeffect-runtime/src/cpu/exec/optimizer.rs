@@ -5,14 +5,14 @@ use crate::kernels::optimizer::{self, norm_pieces};
 
 impl Run<'_> {
     pub(super) fn sum_squares<A: Master>(&mut self) -> Result {
-        fields!(self, SumSquares { src, partials, first });
+        fields!(self, SumSquares { src, factor, partials, first });
         let name = self.name;
         self.table.write(name, [*partials], |table, [sums]| {
             let src = table.get::<A>(name, *src)?;
             let end = first + norm_pieces(src.len());
             let sums = table.out::<A>(name, *partials, sums)?;
             let Some(sums) = sums.get_mut(*first..end) else { return Err(table.short(name, *partials, end)) };
-            optimizer::sums_of_squares(src, sums).map_err(kernel(name))
+            optimizer::sums_of_squares(src, A::from_f32(*factor), sums).map_err(kernel(name))
         })
     }
 
@@ -33,7 +33,7 @@ impl Run<'_> {
     }
 
     pub(super) fn adamw<A: Master>(&mut self) -> Result {
-        fields!(self, AdamW { param, grad, moment1, moment2, clip, table: rates, counter, config, unless });
+        fields!(self, AdamW { param, grad, factor, moment1, moment2, clip, table: rates, counter, config, unless });
         let name = self.name;
         if self.table.flag(name, *unless)? {
             return Ok(());
@@ -51,6 +51,7 @@ impl Run<'_> {
             step_size,
             correction2_sqrt,
             decay: A::from_f64(1.0 - rate.to_f64() * config.weight_decay),
+            factor: A::from_f32(*factor),
             clip: self.table.scalar::<A>(name, first(*clip))?,
         };
         self.table.write(name, [*param, *moment1, *moment2], |table, [weight, m, v]| {

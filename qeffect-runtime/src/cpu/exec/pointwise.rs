@@ -40,12 +40,12 @@ impl Run<'_> {
     }
 
     pub(super) fn sum_slots<A: Master>(&mut self) -> Result {
-        fields!(self, SumSlots { slots, out, factor });
+        fields!(self, SumSlots { slots, out });
         let name = self.name;
         self.table.write(name, [*out], |table, [sum]| {
             let sum = table.out::<A>(name, *out, sum)?;
             let slots = slots.iter().map(|slot| table.get::<A>(name, *slot)).collect::<Result<Vec<_>>>()?;
-            elementwise::sum_slots(&slots, A::from_f32(*factor), sum).map_err(kernel(name))
+            elementwise::sum_slots(&slots, sum).map_err(kernel(name))
         })
     }
 
