@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod action;
+pub mod arena;
 pub mod bind;
 pub mod check;
 pub mod coalesce;

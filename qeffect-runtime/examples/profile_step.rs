@@ -4,6 +4,7 @@
 
 use std::time::Instant;
 
+use qeffect_core::bind::Gradients;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_core::recipe::Recipe;
 use qeffect_core::token::Token;
@@ -26,6 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let profile = Profile::new();
     let shard_config = ShardConfig {
         microbatches: MICROBATCHES,
+        gradients: Gradients::Copied,
         data_parallel: 1,
         tokens: config.tokens(),
         ranks: 1,

@@ -103,7 +103,8 @@ pub enum Cmd {
         /// To.
         dst: Buf,
     },
-    /// `out[m, n] = a[m, k] · b[k, n] + bias[n]`.
+    /// `out[m, n] = a[m, k] · b[k, n] + bias[n]`, or that product, rounded to the type of `out` first, added to what `out`
+    /// holds.
     Gemm {
         /// Rows of `out`.
         m: usize,
@@ -119,6 +120,8 @@ pub enum Cmd {
         bias: Option<Buf>,
         /// Activation or master.
         out: Buf,
+        /// Whether the product is added. Then there is no bias, and `out` is a master.
+        accumulate: bool,
     },
     /// Cast to FP8 with the scale in force: `codes = encode(src · scale)`, `scale_inv = 1 / scale`.
     Quantise {

@@ -169,7 +169,8 @@ mod tests {
             device.issue(&Cmd::Fill { dst: buf, value: 1.5 }).unwrap();
         }
         let operand = |buf| Operand { buf, scale_inv: None, transposed: false };
-        let gemm = |x, out| Cmd::Gemm { m: 2, n: 2, k: 2, a: operand(x), b: operand(b), bias: None, out };
+        let gemm =
+            |x, out| Cmd::Gemm { m: 2, n: 2, k: 2, a: operand(x), b: operand(b), bias: None, out, accumulate: false };
         for (cmd, message) in [
             (Cmd::Add { a, b, out: a }, "add: `a` is written and used a second time"),
             (gemm(a, b), "gemm: `b` is written and used a second time"),

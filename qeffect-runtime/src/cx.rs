@@ -16,6 +16,9 @@ use crate::act::{Act, Fp8, Kept};
 use crate::cmd::{Cmd, Operand, Scalar};
 use crate::device::{Buf, Device};
 use crate::error::{Error, Result};
+pub use crate::gradients::GradDst;
+use crate::gradients::Grads;
+use crate::ops::linear::Saved;
 use crate::pool::Pool;
 use crate::stage::{CellId, ParamId, Role, StageSpec, TableId};
 use crate::state::{Bank, StageState, WorkingBufs};
@@ -36,50 +39,6 @@ pub struct RunBufs {
     pub step: Buf,
 }
 
-/// Where the gradient of one parameter and microbatch goes. Given out once.
-#[must_use = "a gradient destination is written by the action that asked for it"]
-#[derive(PartialEq, Eq, Debug)]
-pub struct GradDst {
-    act: Act,
-}
-
-impl GradDst {
-    /// The buffer, to write.
-    pub const fn act(&self) -> Act {
-        self.act
-    }
-}
-
-/// Which gradients a step has written: per parameter, one bit per microbatch.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct GradLog {
-    written: Vec<Vec<bool>>,
-}
-
-impl GradLog {
-    /// For `params` parameters and `microbatches`.
-    pub fn new(params: usize, microbatches: u32) -> GradLog {
-        GradLog { written: vec![vec![false; microbatches as usize]; params] }
-    }
-
-    /// Forgets everything: a step begins.
-    pub fn clear(&mut self) {
-        self.written.iter_mut().for_each(|slots| slots.fill(false));
-    }
-
-    /// How many microbatches have written a parameter's gradient.
-    pub fn count(&self, param: ParamId) -> usize {
-        self.written.get(param.0).map_or(0, |slots| slots.iter().filter(|written| **written).count())
-    }
-
-    /// The first parameter and microbatch whose gradient is missing.
-    pub fn missing(&self) -> Option<(ParamId, Microbatch)> {
-        self.written.iter().enumerate().find_map(|(param, slots)| {
-            slots.iter().position(|written| !written).map(|m| (ParamId(param), Microbatch(m as u32)))
-        })
-    }
-}
-
 /// In which forms a quantised tensor is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Forms {
@@ -97,7 +56,7 @@ pub struct Cx<'a> {
     pub(crate) state: &'a StageState,
     pub(crate) run: &'a RunBufs,
     pub(crate) order: &'a [Act],
-    pub(crate) log: &'a mut GradLog,
+    pub(crate) grads: &'a mut Grads,
     pub(crate) microbatch: Microbatch,
     pub(crate) targets: bool,
 }
@@ -201,27 +160,34 @@ impl Cx<'_> {
         self.state.param(param).working
     }
 
-    /// Where the gradient of a parameter goes for this microbatch. It is written once.
+    /// Where the gradient of a parameter goes for this microbatch. It is written once, by this action.
     pub fn grad(&mut self, param: ParamId) -> Result<GradDst> {
-        let m = self.microbatch.index();
-        let path = &self.spec.params[param.0].path;
-        let slot = self.state.param(param).slots.get(m).copied();
-        let (Some(act), Some(written)) = (slot, self.log.written.get_mut(param.0).and_then(|w| w.get_mut(m))) else {
-            return Err(self.no_microbatch());
-        };
-        if std::mem::replace(written, true) {
-            return Err(Error::Contract {
-                code: Code::ArenaDuplicate,
-                message: format!("the gradient of `{path}` is written twice for microbatch {m}"),
-            });
-        }
-        Ok(GradDst { act })
+        self.grads.open(param, self.microbatch)?;
+        let bufs = self.state.param(param);
+        let act = bufs.slots.get(self.microbatch.index()).copied().unwrap_or(bufs.grad);
+        Ok(GradDst { param, act })
+    }
+
+    /// The gradient of a weight, `dyᵀ · x`, as the placement of gradients wants it. Consumes both factors.
+    pub fn weight_product(&mut self, dst: GradDst, dy: Saved, x: Saved) -> Result<()> {
+        let (write, accumulate) = self.grads.take(dst.param, self.microbatch)?;
+        let [m, n, k] = [dy.cols(), x.cols(), x.rows()];
+        let (a, b) = (dy.first(true), x.second(false));
+        let result = self.device.issue(&Cmd::Gemm { m, n, k, a, b, bias: None, out: dst.act.buf, accumulate });
+        self.grads.executed(write, &dst.act, result)?;
+        dy.release(self)?;
+        x.release(self)
+    }
+
+    /// The end of an action: what it was allowed to write is written, or nothing of it counts.
+    pub(crate) fn close<T>(self, result: Result<T>) -> Result<T> {
+        self.grads.close(self.spec, self.state, result)
     }
 
     /// `out = op(a) · op(b) + bias`, as an activation.
     pub fn gemm(&mut self, [m, n, k]: [usize; 3], a: Operand, b: Operand, bias: Option<Buf>) -> Result<Act> {
         let out = self.lease(m, n)?;
-        self.issue(Cmd::Gemm { m, n, k, a, b, bias, out: out.buf })?;
+        self.issue(Cmd::Gemm { m, n, k, a, b, bias, out: out.buf, accumulate: false })?;
         Ok(out)
     }
 
@@ -237,7 +203,7 @@ impl Cx<'_> {
 
     /// `Σ x[i, j]` over rows, into a gradient.
     pub fn column_sums(&mut self, x: Act, dst: GradDst) -> Result<()> {
-        self.issue(Cmd::ColumnSums { x: x.buf, out: dst.act.buf, cols: x.cols })
+        self.issue(Cmd::ColumnSums { x: x.buf, out: dst.act().buf, cols: x.cols })
     }
 
     /// Quantises an input, with the scale in force, and stages its amax. For F.

@@ -85,6 +85,12 @@ pub enum Error {
 /// Result of the runtime.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+impl From<qeffect_core::arena::ArenaError> for Error {
+    fn from(error: qeffect_core::arena::ArenaError) -> Error {
+        Error::Contract { code: error.code, message: error.message }
+    }
+}
+
 impl Error {
     /// The code of the violated rule, if one is.
     pub fn code(&self) -> Option<Code> {

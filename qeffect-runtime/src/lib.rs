@@ -13,6 +13,7 @@ pub mod data;
 pub mod device;
 pub mod error;
 pub mod gpt;
+pub mod gradients;
 pub mod kernels;
 pub mod op;
 pub mod ops;

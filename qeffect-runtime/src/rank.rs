@@ -99,6 +99,8 @@ pub(crate) struct RankReport {
     pub logits: Vec<Vec<f64>>,
     /// Most bytes of activations, tapes and works since start.
     pub bytes: usize,
+    /// Bytes of all destinations of gradients.
+    pub arena_bytes: usize,
 }
 
 impl<S: Stage> RankState<S> {
@@ -183,7 +185,15 @@ impl<S: Stage> RankState<S> {
             losses.truncate(microbatches);
         }
         link.finish();
-        Ok(RankReport { outcome, busy, norm, losses, logits, bytes: self.shard.pool().peak() })
+        Ok(RankReport {
+            outcome,
+            busy,
+            norm,
+            losses,
+            logits,
+            bytes: self.shard.pool().peak(),
+            arena_bytes: self.shard.arena_bytes(),
+        })
     }
 }
 

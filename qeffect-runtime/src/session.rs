@@ -35,6 +35,8 @@ pub struct SessionConfig {
     pub optim: OptimConfig,
     /// Tokens of a microbatch.
     pub tokens: usize,
+    /// How weight gradients reach the optimizer.
+    pub gradients: Gradients,
     /// Names the first weights.
     pub seed: u64,
     /// Accept a schedule whose order of microbatches gives other numbers than the ascending one.
@@ -42,9 +44,9 @@ pub struct SessionConfig {
 }
 
 impl SessionConfig {
-    /// Seed 1, and nothing out of the ordinary.
+    /// Gradients copied, seed 1, and nothing out of the ordinary.
     pub const fn new(optim: OptimConfig, tokens: usize) -> SessionConfig {
-        SessionConfig { optim, tokens, seed: 1, allow_order_dependent: false }
+        SessionConfig { optim, tokens, gradients: Gradients::Copied, seed: 1, allow_order_dependent: false }
     }
 }
 
@@ -91,6 +93,8 @@ pub struct StepReport {
     pub peaks: Vec<Peaks>,
     /// Per rank, most bytes of activations, tapes and works since start.
     pub bytes: Vec<usize>,
+    /// Per rank, bytes of all destinations of gradients.
+    pub arena_bytes: Vec<usize>,
 }
 
 impl StepReport {
@@ -142,7 +146,7 @@ where
             update: recipe.update(),
             stages: stages.len() as u32,
             microbatches: checked.schedule.microbatches,
-            gradients: Gradients::Copied,
+            gradients: config.gradients,
             allow_order_dependent: config.allow_order_dependent,
         };
         if let Some(node) = checked.plan.nodes.iter().find(|node| node.op == Op::Recompute) {
@@ -154,6 +158,7 @@ where
         let params = stages.iter().flat_map(|stage| stage.spec().params.iter());
         let shard_config = ShardConfig {
             microbatches: schedule.microbatches,
+            gradients: config.gradients,
             data_parallel: 1,
             tokens: config.tokens,
             ranks: schedule.ranks,
@@ -220,6 +225,7 @@ where
             busy: reports.iter().map(|report| report.busy).collect(),
             peaks: reports.iter().map(|report| report.outcome.peaks).collect(),
             bytes: reports.iter().map(|report| report.bytes).collect(),
+            arena_bytes: reports.iter().map(|report| report.arena_bytes).collect(),
             losses,
         })
     }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use bytemuck::Pod;
 use half::bf16;
+use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
 use qeffect_core::dtype::Dtype;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
@@ -19,14 +20,15 @@ use qeffect_core::token::{Bwd, Fwd, Token};
 
 use crate::act::Act;
 use crate::cmd::{AdamWConfig, Cmd};
-use crate::cx::{Cx, GradLog, RunBufs};
+use crate::cx::{Cx, RunBufs};
 use crate::data::Windows;
 use crate::device::{Buf, BufSpec, Device};
 use crate::error::{Error, Result};
+use crate::gradients::Grads;
 use crate::optim::{Measured, NormPlan, OptimConfig, Verdict};
 use crate::pool::Pool;
 use crate::rng;
-use crate::stage::{Init, ParamKind, Role, Stage, StageSpec};
+use crate::stage::{Init, ParamId, ParamKind, Role, Stage, StageSpec};
 use crate::state::{Bank, StageState, WorkingBufs};
 
 /// What a run fixes for all its ranks.
@@ -34,6 +36,8 @@ use crate::state::{Bank, StageState, WorkingBufs};
 pub struct ShardConfig {
     /// Microbatches of a step.
     pub microbatches: u32,
+    /// How weight gradients reach the optimizer.
+    pub gradients: Gradients,
     /// Ranks that see other data of the same step; gradients are divided by microbatches times this.
     pub data_parallel: u32,
     /// Tokens of a microbatch.
@@ -50,7 +54,7 @@ struct Part<S> {
     id: StageId,
     stage: S,
     state: StageState,
-    log: GradLog,
+    grads: Grads,
 }
 
 struct OptimBufs {
@@ -102,9 +106,9 @@ impl<S: Stage> Shard<S> {
         let mut parts = Vec::with_capacity(stages.len());
         for (id, stage) in stages {
             let spec = stage.spec();
-            let log = GradLog::new(spec.params.len(), config.microbatches);
-            let state = StageState::new(dev, spec, config.microbatches)?;
-            parts.push(Part { id, stage, state, log });
+            let state = StageState::new(dev, spec, config.gradients, config.microbatches)?;
+            let grads = Grads::new(spec, &state, config.gradients, config.microbatches)?;
+            parts.push(Part { id, stage, state, grads });
         }
         let mut act = |name: &str, dtype: Dtype, rows: usize, cols: usize| -> Result<Act> {
             Ok(Act { buf: dev.alloc(BufSpec::new(name, dtype, rows, cols))?, dtype, rows, cols })
@@ -244,7 +248,7 @@ impl<S: Stage> Shard<S> {
         self.attempts += 1;
         self.device.issue(&Cmd::Fill { dst: self.run.flag, value: 0.0 })?;
         for part in &mut self.parts {
-            part.log.clear();
+            part.grads.begin_step();
             part.state.save_cells(self.device.as_mut())?;
         }
         Ok(())
@@ -298,7 +302,7 @@ impl<S: Stage> Shard<S> {
             state: &part.state,
             run,
             order,
-            log: &mut part.log,
+            grads: &mut part.grads,
             microbatch,
             targets,
         };
@@ -314,7 +318,8 @@ impl<S: Stage> Shard<S> {
         token: Token<Fwd>,
     ) -> Result<(Option<Act>, S::Tape, Token<Fwd>)> {
         let (stage, mut cx) = self.context(stage, microbatch, true)?;
-        stage.forward(&mut cx, x, token)
+        let result = stage.forward(&mut cx, x, token);
+        cx.close(result)
     }
 
     /// I. `dy` stays the caller's; dX, if any, is leased to the caller.
@@ -327,13 +332,15 @@ impl<S: Stage> Shard<S> {
         token: Token<Bwd>,
     ) -> Result<(Option<Act>, S::Work, Token<Bwd>)> {
         let (stage, mut cx) = self.context(stage, microbatch, true)?;
-        stage.input_grad(&mut cx, dy, tape, token)
+        let result = stage.input_grad(&mut cx, dy, tape, token);
+        cx.close(result)
     }
 
     /// W.
     pub fn weight_grad(&mut self, stage: StageId, microbatch: Microbatch, work: S::Work) -> Result<()> {
         let (stage, mut cx) = self.context(stage, microbatch, true)?;
-        stage.weight_grad(&mut cx, work)
+        let result = stage.weight_grad(&mut cx, work);
+        cx.close(result)
     }
 
     /// F of evaluation. The last stage gives its logits, and with `targets` writes the loss.
@@ -359,15 +366,11 @@ impl<S: Stage> Shard<S> {
     /// 1/(M·DP) and the inverse of the loss scale, once.
     pub fn reduce(&mut self, stage: StageId) -> Result<()> {
         let Shard { device, parts, .. } = self;
-        let part = parts.iter().find(|part| part.id == stage).ok_or_else(|| wrong_rank(stage))?;
-        if let Some((param, microbatch)) = part.log.missing() {
-            let path = &part.stage.spec().params[param.0].path;
-            return Err(Error::Contract {
-                code: Code::ArenaMissing,
-                message: format!("the gradient of `{path}` lacks microbatch {microbatch}"),
-            });
+        let part = parts.iter_mut().find(|part| part.id == stage).ok_or_else(|| wrong_rank(stage))?;
+        for index in 0..part.state.params.len() {
+            part.grads.complete(ParamId(index))?;
         }
-        for param in &part.state.params {
+        for param in part.state.params.iter().filter(|param| !param.slots.is_empty()) {
             let slots = param.slots.iter().map(|slot| slot.buf).collect();
             device.issue(&Cmd::SumSlots { slots, out: param.grad.buf })?;
         }
@@ -434,7 +437,7 @@ impl<S: Stage> Shard<S> {
             part.state.restore_cells(device, flag)?;
             part.state.step_cells(device, flag)?;
             for (spec, param) in part.stage.spec().params.iter().zip(&part.state.params) {
-                let weight_decay = if spec.kind == ParamKind::Matrix { weight_decay } else { 0.0 };
+                let weight_decay = if spec.kind == ParamKind::Vector { 0.0 } else { weight_decay };
                 device.issue(&Cmd::AdamW {
                     param: param.master.buf,
                     grad: param.grad.buf,
@@ -464,7 +467,7 @@ impl<S: Stage> Shard<S> {
         for part in &mut self.parts {
             part.state.restore_cells(self.device.as_mut(), self.run.flag)?;
             part.state.restore_rolls();
-            part.log.clear();
+            part.grads.abort();
         }
         Ok(())
     }
@@ -486,6 +489,11 @@ impl<S: Stage> Shard<S> {
         let state = &self.part(stage)?.state;
         let rolls = |role| state.bank(role).map_or(0, Bank::rolls);
         Ok(Rolls { forward: rolls(Role::Input), backward: rolls(Role::GradOutput) })
+    }
+
+    /// Bytes of all destinations of gradients.
+    pub fn arena_bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.grads.bytes()).sum()
     }
 
     /// Good commits so far: `e_W`.

@@ -7,6 +7,8 @@
 
 use std::cell::Cell;
 
+use qeffect_core::arena::Places;
+use qeffect_core::bind::Gradients;
 use qeffect_core::dtype::Dtype;
 use qeffect_core::fp8::Fp8 as Format;
 use qeffect_core::scaling::ScaleRule;
@@ -16,6 +18,7 @@ use crate::act::{Act, Fp8View};
 use crate::cmd::{Cmd, Scalar};
 use crate::device::{Buf, BufSpec, Device};
 use crate::error::Result;
+use crate::gradients::places;
 use crate::stage::{CellId, ParamId, ParamSpec, Role, StageSpec, TableId, TableSpec, Working};
 
 /// Buffers of one parameter.
@@ -25,9 +28,9 @@ pub struct ParamBufs {
     pub master: Act,
     /// The form that ops read.
     pub working: WorkingBufs,
-    /// The gradient of the step, complete after `reduce`.
+    /// The gradient of the step: a sum over microbatches, complete after `reduce`.
     pub grad: Act,
-    /// One gradient per microbatch.
+    /// One gradient per microbatch; none where W adds to `grad` itself.
     pub slots: Vec<Act>,
     /// First moment.
     pub moment1: Act,
@@ -110,7 +113,12 @@ pub struct StageState {
 impl StageState {
     /// Makes the buffers of a stage for steps of `microbatches`. Parameters hold nothing yet; scales are 1, histories
     /// and moments 0.
-    pub fn new(device: &mut dyn Device, spec: &StageSpec, microbatches: u32) -> Result<StageState> {
+    pub fn new(
+        device: &mut dyn Device,
+        spec: &StageSpec,
+        gradients: Gradients,
+        microbatches: u32,
+    ) -> Result<StageState> {
         let recipe = &spec.recipe;
         let master = recipe.master();
         let mut params = Vec::with_capacity(spec.params.len());
@@ -120,9 +128,12 @@ impl StageState {
             let grad = act("gradient", master)?;
             let moment1 = act("first moment", master)?;
             let moment2 = act("second moment", master)?;
-            let slots = (0..microbatches)
-                .map(|m| act(&format!("gradient of microbatch {m}"), master))
-                .collect::<Result<Vec<_>>>()?;
+            let slots = match places(param.kind, gradients) {
+                Places::PerMicrobatch => microbatches,
+                Places::One => 0,
+            };
+            let slots =
+                (0..slots).map(|m| act(&format!("gradient of microbatch {m}"), master)).collect::<Result<Vec<_>>>()?;
             let working = match param.working {
                 Working::Master => WorkingBufs::Plain(masters),
                 Working::Activation if recipe.activation() == master => WorkingBufs::Plain(masters),

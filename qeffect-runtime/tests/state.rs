@@ -4,6 +4,7 @@ mod common;
 
 use common::{Solo, batch, small};
 use half::bf16;
+use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
 use qeffect_core::dtype::Dtype;
 use qeffect_core::fp8::Fp8 as Format;
@@ -108,6 +109,7 @@ impl Bench {
         let layer = Linear::new(&mut spec, "layer", [WIDTH, WIDTH], false, Init::Ones, true);
         let config = ShardConfig {
             microbatches,
+            gradients: Gradients::Copied,
             data_parallel: 1,
             tokens: TOKENS,
             ranks: 1,

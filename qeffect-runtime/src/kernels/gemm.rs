@@ -75,11 +75,14 @@ impl<'a, A> Operand<'a, A> {
 pub enum Output<'a, A> {
     /// In the type of the accumulator: a gradient slot, logits.
     Real(&'a mut [A]),
+    /// Rounded to the type of the accumulator, then added to what is there.
+    Add(&'a mut [A]),
     /// Rounded to bf16: an activation.
     Bf16(&'a mut [bf16]),
 }
 
-/// `out = op(a) · op(b) + bias`, with one bias per column. What `out` held is not read.
+/// `out = op(a) · op(b) + bias`, with one bias per column. What `out` held is not read, unless
+/// the product is to be added to it.
 pub fn gemm<A: Real>(
     scratch: &mut Scratch<A>,
     shape: GemmShape,
@@ -95,7 +98,7 @@ pub fn gemm<A: Real>(
         expect_len("gemm", "bias", bias.len(), n)?;
     }
     let found = match &out {
-        Output::Real(out) => out.len(),
+        Output::Real(out) | Output::Add(out) => out.len(),
         Output::Bf16(out) => out.len(),
     };
     expect_len("gemm", "out", found, m * n)?;
@@ -113,6 +116,12 @@ pub fn gemm<A: Real>(
         Output::Real(out) => {
             product(a_view, b_view, ViewMut::new(out, m, n));
             finish(out, n, scale, bias);
+        }
+        Output::Add(out) => {
+            let sums = take(&mut scratch.c, m * n);
+            product(a_view, b_view, ViewMut::new(sums, m, n));
+            finish(sums, n, scale, bias);
+            add_to(out, sums);
         }
         Output::Bf16(out) => {
             let sums = take(&mut scratch.c, m * n);
@@ -180,6 +189,17 @@ fn finish<A: Real>(out: &mut [A], n: usize, scale: Option<A>, bias: Option<&[A]>
                         *x = *x * scale + *bias;
                     }
                 }
+            }
+        },
+    );
+}
+
+fn add_to<A: Real>(out: &mut [A], sums: &[A]) {
+    simd(
+        #[inline(always)]
+        || {
+            for (out, x) in out.iter_mut().zip(sums) {
+                *out = *out + *x;
             }
         },
     );
@@ -387,6 +407,26 @@ mod tests {
                 let want: Vec<bf16> =
                     want.iter().enumerate().map(|(i, sum)| bf16::from_f32(sum + bias[i % n])).collect();
                 assert_eq!(out, want);
+            }
+        }
+    }
+
+    // case B13: adding in place is the product, rounded, then one addition: what separate slots would have summed to.
+    #[test]
+    fn adding_gives_the_bits_of_a_product_and_an_addition() {
+        let mut scratch = Scratch::new();
+        for shape in shapes() {
+            let GemmShape { m, n, k } = shape;
+            let (a, b) = (stored::<bf16>(&numbers(1, m * k)), stored::<bf16>(&numbers(2, k * n)));
+            let before = stored::<f32>(&numbers(3, m * n));
+            let codes: Vec<u8> = numbers(4, m * k).iter().map(|x| Fp8::E5M2.encode(*x as f32)).collect();
+            let b = Operand::plain(Values::Bf16(&b));
+            for a in [Values::Bf16(&a), Values::Fp8 { format: Fp8::E5M2, codes: &codes, scale_inv: 0.3 }] {
+                let (mut alone, mut added) = (vec![f32::NAN; m * n], before.clone());
+                gemm(&mut scratch, shape, Operand::plain(a), b, None, Output::Real(&mut alone)).unwrap();
+                gemm(&mut scratch, shape, Operand::plain(a), b, None, Output::Add(&mut added)).unwrap();
+                let want: Vec<f32> = before.iter().zip(&alone).map(|(before, product)| before + product).collect();
+                assert_eq!(added, want);
             }
         }
     }

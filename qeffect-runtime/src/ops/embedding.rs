@@ -1,4 +1,4 @@
-//! Token and position embeddings, read from the masters. Both tables are matrices: their gradients come from W, from the
+//! Token and position embeddings, read from the masters. Their gradients come from W, a partial per microbatch, from the
 //! gradient of the output that I retains.
 
 use crate::act::{Act, Kept};
@@ -37,7 +37,7 @@ impl Embedding {
     /// Registers `wte` and `wpe`.
     pub fn new(spec: &mut StageSpec, vocab: usize, seq: usize, hidden: usize, init: Init) -> Embedding {
         let mut matrix = |path: &str, rows: usize| {
-            let (kind, working) = (ParamKind::Matrix, Working::Master);
+            let (kind, working) = (ParamKind::Table, Working::Master);
             spec.param(ParamSpec { path: path.into(), rows, cols: hidden, init, kind, working })
         };
         Embedding { table: matrix("wte", vocab), positions: matrix("wpe", seq), seq, hidden }

@@ -7,7 +7,7 @@
 use qeffect_core::token::{Bwd, Fwd, Token};
 
 use crate::act::{Act, Fp8, Kept};
-use crate::cmd::{Cmd, Operand};
+use crate::cmd::Operand;
 use crate::cx::Cx;
 use crate::error::{Error, Result};
 use crate::op::{Effects, Op};
@@ -104,35 +104,35 @@ impl Saved {
         }
     }
 
-    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
+    pub(crate) fn release(self, cx: &mut Cx<'_>) -> Result<()> {
         match self {
             Saved::Plain(kept) => cx.release(kept),
             Saved::Fp8(fp8) => cx.release_fp8(fp8),
         }
     }
 
-    fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         match self {
             Saved::Plain(kept) => kept.act().rows,
             Saved::Fp8(fp8) => fp8.rows(),
         }
     }
 
-    fn cols(&self) -> usize {
+    pub(crate) fn cols(&self) -> usize {
         match self {
             Saved::Plain(kept) => kept.act().cols,
             Saved::Fp8(fp8) => fp8.cols(),
         }
     }
 
-    fn first(&self, transposed: bool) -> Operand {
+    pub(crate) fn first(&self, transposed: bool) -> Operand {
         match self {
             Saved::Plain(kept) => kept.act().operand(transposed),
             Saved::Fp8(fp8) => fp8.view().first(transposed),
         }
     }
 
-    fn second(&self, transposed: bool) -> Operand {
+    pub(crate) fn second(&self, transposed: bool) -> Operand {
         match self {
             Saved::Plain(kept) => kept.act().operand(transposed),
             Saved::Fp8(fp8) => fp8.view().second(transposed),
@@ -238,10 +238,7 @@ impl Op for LinearOp {
 
     fn weight_grad(cx: &mut Cx<'_>, p: &Linear, work: LinearWork) -> Result<()> {
         let dst = cx.grad(p.weight)?;
-        let [m, n, k] = [work.dy.cols(), work.x.cols(), work.x.rows()];
-        let (a, b) = (work.dy.first(true), work.x.second(false));
-        cx.issue(Cmd::Gemm { m, n, k, a, b, bias: None, out: dst.act().buf })?;
-        work.release(cx)
+        cx.weight_product(dst, work.dy, work.x)
     }
 
     fn evaluate(cx: &mut Cx<'_>, x: Act, p: &Linear) -> Result<Act> {

@@ -1,6 +1,7 @@
 //! A driver of one rank without threads: the unsplit reference that everything else is compared with.
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
+use qeffect_core::bind::Gradients;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_core::recipe::Recipe;
 use qeffect_core::token::{Bwd, Fwd, Token};
@@ -29,12 +30,34 @@ impl Solo {
         Self::with_caps(config, blocks, microbatches, optim, Caps::default())
     }
 
+    pub fn with_gradients(
+        config: &GptConfig,
+        blocks: &[usize],
+        microbatches: u32,
+        optim: OptimConfig,
+        gradients: Gradients,
+    ) -> Solo {
+        Self::with(config, blocks, microbatches, optim, Caps::default(), gradients)
+    }
+
     pub fn with_caps(config: &GptConfig, blocks: &[usize], microbatches: u32, optim: OptimConfig, caps: Caps) -> Solo {
+        Self::with(config, blocks, microbatches, optim, caps, Gradients::Copied)
+    }
+
+    fn with(
+        config: &GptConfig,
+        blocks: &[usize],
+        microbatches: u32,
+        optim: OptimConfig,
+        caps: Caps,
+        gradients: Gradients,
+    ) -> Solo {
         let stages = config.stages(blocks).unwrap();
         let count = stages.len() as u32;
         let stages = stages.into_iter().enumerate().map(|(id, stage)| (StageId(id as u32), stage)).collect();
         let shard_config = ShardConfig {
             microbatches,
+            gradients,
             data_parallel: 1,
             tokens: config.tokens(),
             ranks: 1,

@@ -11,9 +11,12 @@ use crate::kernels::gemm;
 
 impl Run<'_> {
     pub(super) fn gemm<A: Master>(&mut self) -> Result {
-        fields!(self, Gemm { m, n, k, a, b, bias, out });
+        fields!(self, Gemm { m, n, k, a, b, bias, out, accumulate });
         let name = self.name;
         let shape = gemm::GemmShape { m: *m, n: *n, k: *k };
+        if *accumulate && bias.is_some() {
+            return Err(self.failed("a product that is added has no bias"));
+        }
         let mut bias_values = std::mem::take(A::bias(self.workspace));
         let scratch = A::scratch(self.workspace);
         let result = self.table.write(name, [*out], |table, [data]| {
@@ -30,7 +33,8 @@ impl Run<'_> {
             };
             let (a, b) = (operand::<A>(table, name, a)?, operand::<A>(table, name, b)?);
             let output = match data {
-                Data::Bf16(x) => gemm::Output::Bf16(x),
+                Data::Bf16(x) if !accumulate => gemm::Output::Bf16(x),
+                data if *accumulate => gemm::Output::Add(table.out::<A>(name, *out, data)?),
                 data => gemm::Output::Real(table.out::<A>(name, *out, data)?),
             };
             gemm::gemm(scratch, shape, a, b, bias, output).map_err(kernel(name))

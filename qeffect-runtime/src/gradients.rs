@@ -1,0 +1,164 @@
+//! Gradients on their way from actions to the optimizer: destinations, and who has written what.
+//!
+//! | placement | gradient of a matrix | W |
+//! |---|---|---|
+//! | copied | one slot per microbatch, added in microbatch order by `reduce` | writes its slot |
+//! | direct | one sum | adds its product to the sum; the first one executed overwrites |
+//!
+//! Vectors, and tables such as embeddings, have a slot per microbatch in every placement. What was written is known to
+//! the [`GradArena`] of the stage; which of an action's writes were executed is known when the action ends.
+
+use qeffect_core::arena::{Declared, Destination, GradArena, Places, Write};
+use qeffect_core::bind::Gradients;
+use qeffect_core::code::Code;
+use qeffect_core::ids::Microbatch;
+
+use crate::act::Act;
+use crate::error::{Error, Result};
+use crate::stage::{ParamId, ParamKind, StageSpec};
+use crate::state::StageState;
+
+/// Where the gradient of one parameter and microbatch goes. Given out once.
+#[must_use = "a gradient destination is written by the action that asked for it"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct GradDst {
+    pub(crate) param: ParamId,
+    pub(crate) act: Act,
+}
+
+impl GradDst {
+    /// The buffer, to write as a whole. For vectors and tables; matrices go through [`Cx::weight_product`], because some
+    /// placements add to what their buffer holds.
+    ///
+    /// [`Cx::weight_product`]: crate::cx::Cx::weight_product
+    pub const fn act(&self) -> Act {
+        self.act
+    }
+}
+
+/// How many destinations a parameter has under a placement.
+pub(crate) fn places(kind: ParamKind, gradients: Gradients) -> Places {
+    match (kind, gradients) {
+        (ParamKind::Matrix, Gradients::Direct | Gradients::Coalesced) => Places::One,
+        _ => Places::PerMicrobatch,
+    }
+}
+
+/// The gradients of a stage in the step at hand.
+#[derive(Debug)]
+pub(crate) struct Grads {
+    arena: GradArena,
+    /// Writes that the running action was allowed.
+    open: Vec<Write>,
+}
+
+impl Grads {
+    /// Binds every destination of a stage.
+    pub fn new(spec: &StageSpec, state: &StageState, gradients: Gradients, microbatches: u32) -> Result<Grads> {
+        let declared = spec.params.iter().zip(&state.params).map(|(param, bufs)| Declared {
+            name: param.path.clone(),
+            dtype: bufs.grad.dtype,
+            rows: param.rows as u64,
+            cols: param.cols as u64,
+            places: places(param.kind, gradients),
+        });
+        let mut arena = GradArena::new(0, microbatches, declared);
+        for (index, bufs) in state.params.iter().enumerate() {
+            let one = [bufs.grad];
+            let places = if bufs.slots.is_empty() { &one[..] } else { &bufs.slots };
+            for (place, act) in places.iter().enumerate() {
+                arena.bind(index, place as u32, destination(act))?;
+            }
+        }
+        Ok(Grads { arena, open: Vec::new() })
+    }
+
+    /// A step begins.
+    pub fn begin_step(&mut self) {
+        self.arena.reset();
+        self.open.clear();
+    }
+
+    /// The step is aborted: nothing is written until the next one begins.
+    pub fn abort(&mut self) {
+        self.arena.poison();
+        self.open.clear();
+    }
+
+    /// Bytes of all destinations.
+    pub fn bytes(&self) -> usize {
+        self.arena.bytes() as usize
+    }
+
+    /// Allows the running action a write.
+    pub fn open(&mut self, param: ParamId, microbatch: Microbatch) -> Result<()> {
+        self.open.push(self.arena.begin(param.0, microbatch.0)?);
+        Ok(())
+    }
+
+    /// Takes over a write that the running action was allowed, and says whether it adds to what is there.
+    pub fn take(&mut self, param: ParamId, microbatch: Microbatch) -> Result<(Write, bool)> {
+        let at = self.open.iter().position(|write| (write.param(), write.microbatch()) == (param.0, microbatch.0));
+        let Some(at) = at else {
+            return Err(Error::Contract {
+                code: Code::ArenaDuplicate,
+                message: format!("a gradient for microbatch {microbatch} is written that was not asked for"),
+            });
+        };
+        let write = self.open.swap_remove(at);
+        let adds = !self.arena.initialises(&write);
+        Ok((write, adds))
+    }
+
+    /// A write that was taken over has been executed, or has failed.
+    pub fn executed<E: Into<Error>>(&mut self, write: Write, act: &Act, result: Result<(), E>) -> Result<()> {
+        match result {
+            Ok(()) => Ok(self.arena.finish(write, &destination(act))?),
+            Err(error) => {
+                self.arena.abort(write);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The action ends. What it was allowed and nobody took over, it has written itself.
+    pub fn close<T>(&mut self, spec: &StageSpec, state: &StageState, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            self.abort();
+            return result;
+        }
+        for write in std::mem::take(&mut self.open) {
+            let (param, m) = (write.param(), write.microbatch() as usize);
+            let bufs = &state.params[param];
+            let Some(slot) = bufs.slots.get(m) else {
+                self.arena.abort(write);
+                let path = &spec.params[param].path;
+                return Err(Error::Contract {
+                    code: Code::ArenaMismatch,
+                    message: format!(
+                        "the gradient of `{path}` is a sum over microbatches, and its op did not add to it: a matrix is \
+                         written by `Cx::weight_product`, a parameter of kind `Table` as a whole"
+                    ),
+                });
+            };
+            self.arena.finish(write, &destination(slot))?;
+        }
+        result
+    }
+
+    /// A parameter has all contributions.
+    pub fn complete(&mut self, param: ParamId) -> Result<()> {
+        Ok(self.arena.complete(param.0)?)
+    }
+}
+
+fn destination(act: &Act) -> Destination {
+    Destination {
+        device: 0, // a stage lives on one
+        buffer: act.buf.index() as u64,
+        offset: 0,
+        dtype: act.dtype,
+        rows: act.rows as u64,
+        cols: act.cols as u64,
+    }
+}
