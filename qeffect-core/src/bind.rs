@@ -4,7 +4,7 @@
 //! run has. [`bind`] compares them once, at start, and its result is the only way to a [`Ledger`]
 //! for a rank of the schedule.
 
-use crate::action::Kind;
+use crate::action::{Item, Kind};
 use crate::code::Code;
 use crate::diag::{Diagnostic, Report};
 use crate::ids::{Rank, Stage};
@@ -65,6 +65,29 @@ impl Bound {
     /// The run's facts.
     pub const fn facts(&self) -> &RunFacts {
         &self.facts
+    }
+
+    /// What of schedule and run decides bits, as text that is equal exactly where they agree in it: the number of
+    /// microbatches, when state moves, and which weight gradients are summed before they are added to others. Where
+    /// stages live, and in which of the allowed orders they run, decides nothing.
+    pub fn identity(&self) -> String {
+        let schedule = &self.checked.schedule;
+        let microbatches = self.facts.microbatches;
+        let mut text = format!("{microbatches} microbatches, state moves per {}", name(self.facts.update));
+        match self.facts.gradients {
+            Gradients::Copied | Gradients::Direct => text.push_str(", gradients summed one by one"),
+            Gradients::Coalesced => {
+                text.push_str(", gradients summed in groups");
+                for first in (0..microbatches).step_by(schedule.coalesce.max(1) as usize) {
+                    let last = (first + schedule.coalesce.max(1)).min(microbatches) - 1;
+                    text.push_str(&format!(" {first}-{last}"));
+                }
+            }
+        }
+        if self.checked.order_dependent && self.facts.update == Update::Microbatch {
+            text.push_str(&format!(", in the order of `{}`", schedule.name));
+        }
+        text
     }
 
     /// The ledger of a rank, at start. `rolls` says how often F and I of a stage roll its cells.
@@ -177,7 +200,17 @@ fn unfit(schedule: &Schedule, gradients: Gradients) -> Option<String> {
                 descends.then(|| format!("{item} does not stand in ascending order"))
             })
         }
-        Gradients::Coalesced if schedule.coalesce > 1 => None,
+        Gradients::Coalesced if schedule.coalesce > 1 => {
+            let group = |item: &&Item| item.microbatch.0 / schedule.coalesce;
+            let mut next = vec![0u32; schedule.stages as usize];
+            let mut heads = schedule.items.iter().filter(|item| item.kind == Kind::WeightGrad);
+            heads.find_map(|head| {
+                let next = next.get_mut(head.stage.index())?;
+                let descends = group(&head) < *next;
+                *next = group(&head) + 1;
+                descends.then(|| format!("the group of {head} does not stand in ascending order"))
+            })
+        }
         Gradients::Coalesced => Some("it coalesces nothing".into()),
     }
 }

@@ -8,7 +8,11 @@
 use std::borrow::Cow;
 
 use crate::action::{Item, Kind};
-use crate::schedule::Schedule;
+use crate::check::{Options, check};
+use crate::code::Code;
+use crate::diag::{Diagnostic, Report};
+use crate::plan::Checked;
+use crate::schedule::{Bounds, Schedule};
 
 /// Rewrites a schedule whose header says `coalesce: n`; any other one is returned as it is.
 pub fn coalesce(mut schedule: Schedule) -> Schedule {
@@ -52,6 +56,42 @@ pub fn coalesce(mut schedule: Schedule) -> Schedule {
     schedule.items = Cow::Owned(items);
     schedule.starts = Cow::Owned(starts);
     schedule
+}
+
+impl Checked {
+    /// The same schedule with the weight gradients of every `n` neighbouring microbatches as one, checked again. The
+    /// bounds that its author declared on live microbatches and works were meant for single ones: they become a note.
+    ///
+    /// # Errors
+    ///
+    /// QE0707 if `n` is 0; what the check finds.
+    pub fn coalesced(self, n: u32) -> Result<Checked, Report> {
+        if n == 0 {
+            let message = "a group of weight gradients has at least one microbatch";
+            return Err(Report::from_faults(vec![Diagnostic::new(
+                Code::Header,
+                self.schedule.origins.name,
+                message.into(),
+            )]));
+        }
+        if self.schedule.coalesce == n || self.schedule.eval {
+            return Ok(self);
+        }
+        let mut schedule = self.schedule;
+        schedule.coalesce = n;
+        let declared = schedule.bounds.to_vec();
+        schedule.bounds = declared.iter().map(|bounds| Bounds { slots: None, works: None, ..*bounds }).collect();
+        let mut checked = check(schedule, &Options::AT_START)?;
+        for (rank, (peaks, bounds)) in checked.plan.peaks.iter().zip(&declared).enumerate() {
+            let Some(slots) = bounds.slots.filter(|slots| *slots < peaks.slots) else { continue };
+            let note = format!(
+                "rank {rank} holds {} live microbatches at once, {slots} before weight gradients were coalesced by {n}",
+                peaks.slots
+            );
+            checked.notes.to_mut().push(Cow::Owned(note));
+        }
+        Ok(checked)
+    }
 }
 
 fn has_weight_grad(kind: Kind) -> bool {

@@ -86,6 +86,71 @@ fn direct_gradients_need_ascending_weight_gradients() {
     assert_eq!(codes(checked(false, Update::Microbatch, 1, &ASCENDING), facts), [Code::GradientsUnsupported]);
 }
 
+/// One rank, four microbatches; I's and W's in these orders.
+fn four(inputs: [u32; 4], weights: [u32; 4]) -> Checked {
+    let mut order: Vec<(Kind, u32)> = (0..4).map(|m| (Kind::Forward, m)).collect();
+    order.extend(inputs.map(|m| (Kind::InputGrad, m)));
+    order.extend(weights.map(|m| (Kind::WeightGrad, m)));
+    let mut schedule = checked(false, Update::Microbatch, 1, &ASCENDING).schedule;
+    schedule.microbatches = 4;
+    schedule.items = order.iter().map(|(kind, m)| Item::new(*kind, 0, *m, 0)).collect();
+    schedule.starts = Cow::Owned(vec![0, order.len() as u32]);
+    check(schedule, &Options::AT_START).unwrap()
+}
+
+#[test]
+fn coalesced_gradients_need_groups_in_ascending_order() {
+    let facts = RunFacts { microbatches: 4, gradients: Gradients::Coalesced, ..FACTS };
+    // Inside a group any order will do: its members run as one.
+    for weights in [[0, 1, 2, 3], [1, 0, 3, 2]] {
+        let checked = four([0, 1, 2, 3], weights).coalesced(2).unwrap();
+        let bound = bind(checked.clone(), facts).unwrap();
+        assert!(bound.identity().ends_with("in groups 0-1 2-3"), "{}", bound.identity());
+        let copied = RunFacts { gradients: Gradients::Copied, ..facts };
+        assert_eq!(codes(checked, copied), [Code::GradientsUnsupported]);
+    }
+    let report = bind(four([0, 1, 2, 3], [2, 3, 0, 1]).coalesced(2).unwrap(), facts).unwrap_err();
+    assert_eq!(report.codes(), [Code::GradientsUnsupported]);
+    assert!(report.to_string().contains("the group of W(0, 0)"), "{report}");
+}
+
+#[test]
+fn the_partition_is_part_of_the_identity_and_the_order_of_weight_gradients_is_not() {
+    let identity = |weights, gradients, n| {
+        let checked = four([0, 1, 2, 3], weights).coalesced(n).unwrap();
+        bind(checked, RunFacts { microbatches: 4, gradients, ..FACTS }).unwrap().identity()
+    };
+    let copied = identity([0, 1, 2, 3], Gradients::Copied, 1);
+    assert_eq!(copied, identity([3, 1, 2, 0], Gradients::Copied, 1));
+    assert_eq!(copied, identity([0, 1, 2, 3], Gradients::Direct, 1));
+    let three = identity([0, 1, 2, 3], Gradients::Coalesced, 3);
+    assert!(three.ends_with("in groups 0-2 3-3"), "a last group may be short: {three}");
+    assert_eq!(three, identity([2, 1, 0, 3], Gradients::Coalesced, 3));
+    for other in [copied, identity([0, 1, 2, 3], Gradients::Coalesced, 2)] {
+        assert_ne!(three, other);
+    }
+}
+
+#[test]
+fn coalescing_after_the_build_is_judged_again() {
+    let single = four([0, 1, 2, 3], [0, 1, 2, 3]);
+    assert_eq!(single.clone().coalesced(0).unwrap_err().codes(), [Code::Header]);
+    assert_eq!(single.clone().coalesced(1).unwrap(), single);
+    let mut bounded = single.schedule.clone();
+    (bounded.microbatches, bounded.starts) = (2, Cow::Owned(vec![0, 4]));
+    bounded.items = [(Kind::Forward, 0), (Kind::FullBackward, 0), (Kind::Forward, 1), (Kind::FullBackward, 1)]
+        .map(|(kind, m)| Item::new(kind, 0, m, 0))
+        .to_vec()
+        .into();
+    let bounds = crate::schedule::Bounds { slots: Some(1), tapes: Some(1), works: Some(1) };
+    bounded.bounds = Cow::Owned(vec![bounds]);
+    let bounded = check(bounded, &Options::AT_START).unwrap();
+    let pair = bounded.coalesced(2).unwrap();
+    assert_eq!((pair.plan.peaks[0].slots, pair.plan.peaks[0].works, pair.plan.peaks[0].tapes), (2, 2, 1));
+    assert!(pair.notes[0].contains("2 live microbatches"), "{:?}", pair.notes);
+    assert_eq!(pair.schedule.bounds[0].tapes, Some(1), "tapes end at I, so their bound stands");
+}
+
 #[test]
 fn evaluation_finds_stages_where_training_put_them() {
     let bound = bind(checked(false, Update::Microbatch, 2, &ASCENDING), RunFacts { stages: 2, ..FACTS }).unwrap();
