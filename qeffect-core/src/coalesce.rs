@@ -68,11 +68,8 @@ impl Checked {
     pub fn coalesced(self, n: u32) -> Result<Checked, Report> {
         if n == 0 {
             let message = "a group of weight gradients has at least one microbatch";
-            return Err(Report::from_faults(vec![Diagnostic::new(
-                Code::Header,
-                self.schedule.origins.name,
-                message.into(),
-            )]));
+            let fault = Diagnostic::new(Code::Header, self.schedule.origins.name, message);
+            return Err(Report::from_faults(vec![fault]));
         }
         if self.schedule.coalesce == n || self.schedule.eval {
             return Ok(self);
@@ -80,7 +77,8 @@ impl Checked {
         let mut schedule = self.schedule;
         schedule.coalesce = n;
         let declared = schedule.bounds.to_vec();
-        schedule.bounds = declared.iter().map(|bounds| Bounds { slots: None, works: None, ..*bounds }).collect();
+        schedule.bounds =
+            declared.iter().map(|bounds| Bounds { slots: None, works: None, ..*bounds }).collect::<Vec<_>>().into();
         let mut checked = check(schedule, &Options::AT_START)?;
         for (rank, (peaks, bounds)) in checked.plan.peaks.iter().zip(&declared).enumerate() {
             let Some(slots) = bounds.slots.filter(|slots| *slots < peaks.slots) else { continue };

@@ -148,7 +148,9 @@ mod tests {
         device.issue(&Cmd::Fill { dst: a, value: 2.0 }).unwrap();
         let operand = Operand { buf: a, scale_inv: None, transposed: true };
         for _ in 0..3 {
-            device.issue(&Cmd::Gemm { m: 4, n: 4, k: 4, a: operand, b: operand, bias: None, out }).unwrap();
+            device
+                .issue(&Cmd::Gemm { m: 4, n: 4, k: 4, a: operand, b: operand, bias: None, out, accumulate: false })
+                .unwrap();
         }
         let mut bytes = [0; 64];
         device.read(out, &mut bytes).unwrap();
