@@ -55,8 +55,7 @@ fn solo(config: &GptConfig, gradients: Gradients) -> Trace {
 
 fn run(config: &GptConfig, checked: Checked, gradients: Gradients) -> Result<Trace, qeffect_runtime::error::Error> {
     let stages = config.stages(&config.split(checked.schedule.stages as usize)?)?;
-    let tokens = config.tokens();
-    let session_config = SessionConfig { optim: OPTIM, tokens, gradients, seed: 1, allow_order_dependent: false };
+    let session_config = SessionConfig { gradients, ..SessionConfig::new(OPTIM, config.tokens()) };
     let mut session = Session::new(checked, stages, session_config)?;
     let mut norms = Vec::new();
     for step in 0..STEPS {

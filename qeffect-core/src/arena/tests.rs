@@ -176,7 +176,7 @@ impl Model {
             }
             Operation::Complete(param) if self.last.contains(&param) => return Some(Code::ArenaDuplicate),
             Operation::Complete(param) if !whole(&self.done, param) => return Some(Code::ArenaMissing),
-            Operation::Complete(param) => drop(self.last.insert(param)),
+            Operation::Complete(param) => assert!(self.last.insert(param)),
             Operation::Reset => *self = Model::default(),
         }
         None
@@ -211,7 +211,9 @@ proptest! {
             }
             let before = arena.clone();
             let found = match operation {
-                Operation::Begin(param, m) => arena.begin(param, m).map(|write| drop(writes.insert((param, m), write))),
+                Operation::Begin(param, m) => arena.begin(param, m).map(|write| {
+                    writes.insert((param, m), write);
+                }),
                 Operation::Finish(param, m) => {
                     let write = writes.remove(&(param, m)).unwrap();
                     let first = !model.done.iter().any(|(p, _)| *p == param);
