@@ -5,7 +5,7 @@
 //! | copied | one slot per microbatch, added in microbatch order by `reduce` | writes its slot |
 //! | direct | one sum | adds its product to the sum; the first one executed overwrites |
 //!
-//! Vectors, and tables such as embeddings, have a slot per microbatch in every placement. What was written is known to
+//! Vectors and embeddings have a slot per microbatch in every placement. What was written is known to
 //! the [`GradArena`] of the stage; which of an action's writes were executed is known when the action ends.
 
 use qeffect_core::arena::{Declared, Destination, GradArena, Places, Write};
@@ -27,7 +27,7 @@ pub struct GradDst {
 }
 
 impl GradDst {
-    /// The buffer, to write as a whole. For vectors and tables; matrices go through [`Cx::weight_product`], because some
+    /// The buffer, to write as a whole. For vectors and embeddings; matrices go through [`Cx::weight_product`], because some
     /// placements add to what their buffer holds.
     ///
     /// [`Cx::weight_product`]: crate::cx::Cx::weight_product
@@ -137,7 +137,7 @@ impl Grads {
                     code: Code::ArenaMismatch,
                     message: format!(
                         "the gradient of `{path}` is a sum over microbatches, and its op did not add to it: a matrix is \
-                         written by `Cx::weight_product`, a parameter of kind `Table` as a whole"
+                         written by `Cx::weight_product`, a parameter of kind `Embedding` as a whole"
                     ),
                 });
             };

@@ -106,14 +106,14 @@ pub enum Init {
     Normal(f64),
 }
 
-/// Which action writes a parameter's gradient, once per microbatch, and how; matrices and tables are decayed, vectors are
-/// not.
+/// Which action writes a parameter's gradient, once per microbatch, and how; only vectors are not
+/// decayed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ParamKind {
     /// Gradient from W, a product: [`Cx::weight_product`].
     Matrix,
-    /// Gradient from W, a partial per microbatch in every placement: an embedding, of which few rows are touched.
-    Table,
+    /// Gradient from W, a partial per microbatch in every placement, because few of its rows are touched.
+    Embedding,
     /// Gradient from I.
     Vector,
 }

@@ -320,6 +320,7 @@ impl Rig {
         let sizes = chain.spec.params.iter().map(|param| (param.path.as_str(), param.elements()));
         let config = ShardConfig {
             microbatches: MICROBATCHES,
+            gradients: qeffect_core::bind::Gradients::Copied,
             data_parallel: 1,
             tokens: SEQ * SEQUENCES,
             ranks: 1,

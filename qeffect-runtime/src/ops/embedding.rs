@@ -37,7 +37,7 @@ impl Embedding {
     /// Registers `wte` and `wpe`.
     pub fn new(spec: &mut StageSpec, vocab: usize, seq: usize, hidden: usize, init: Init) -> Embedding {
         let mut matrix = |path: &str, rows: usize| {
-            let (kind, working) = (ParamKind::Table, Working::Master);
+            let (kind, working) = (ParamKind::Embedding, Working::Master);
             spec.param(ParamSpec { path: path.into(), rows, cols: hidden, init, kind, working })
         };
         Embedding { table: matrix("wte", vocab), positions: matrix("wpe", seq), seq, hidden }
