@@ -90,7 +90,6 @@ fn every_code_has_a_case() {
         Code::MessageDoubled,
         Code::MessageEarly,
         Code::MessageUnknown,
-        Code::BytesExceeded,
         Code::SlotsExhausted,
     ];
     let cases: Vec<String> = texts("schedule").into_iter().map(|(_, text)| text).collect();

@@ -17,6 +17,7 @@ pub mod messages;
 pub mod order;
 pub mod ownership;
 pub mod placement;
+pub mod progress;
 pub mod resources;
 pub mod version;
 
@@ -24,13 +25,12 @@ use std::borrow::Cow;
 
 use crate::action::Item;
 use crate::coalesce::coalesce;
-use crate::code::Code;
 use crate::diag::{Diagnostic, Place, Report};
 use crate::ids::Rank;
 use crate::index::Index;
 use crate::lower::lower;
 use crate::plan::{Checked, Proved};
-use crate::schedule::{Schedule, Transport};
+use crate::schedule::Schedule;
 use crate::sim::{self, CostModel};
 
 /// What the caller of a check decides.
@@ -55,7 +55,6 @@ impl Options {
 ///
 /// All faults of the first failing phase.
 pub fn check(schedule: Schedule, options: &Options) -> Result<Checked, Report> {
-    settle(reserved(&schedule))?;
     settle(placement::check(&schedule))?;
     let mut index = Index::new(&schedule);
     settle(ownership::check(&schedule, &index))?;
@@ -81,22 +80,6 @@ pub fn check(schedule: Schedule, options: &Options) -> Result<Checked, Report> {
     settle(faults)?;
     let order_dependent = order::depends_on_order(&schedule);
     Ok(Checked { schedule, plan, order_dependent, notes: Cow::Owned(notes), proved: options.proved })
-}
-
-/// What the language has a name for and no phase judges: refused, so that nothing passes unjudged.
-fn reserved(schedule: &Schedule) -> Vec<Diagnostic> {
-    let refuse = |what: &str, help: &str| {
-        let message = format!("`{what}` is reserved: no schedule is judged by it yet");
-        Diagnostic::new(Code::Header, schedule.origins.name, message).help(help)
-    };
-    let mut faults = Vec::new();
-    if schedule.transport == Transport::Rendezvous {
-        faults.push(refuse("transport: rendezvous", "use `transport: edge` or `transport: rank_edge`"));
-    }
-    if schedule.bytes.is_some() {
-        faults.push(refuse("bytes(..)", "bound numbers instead: `slots:`, `tapes:`, `works:`"));
-    }
-    faults
 }
 
 fn settle(faults: Vec<Diagnostic>) -> Result<(), Report> {

@@ -279,7 +279,7 @@ impl<E: Execute> Walk<'_, E> {
             // A join without the W that it joins has found no work to take.
             Op::WeightGradJoin => Err(self.ledger.nothing_held(node.op, node.stage, node.microbatch).into()),
             Op::WeightGrad | Op::Agree | Op::Commit => Ok(()), // taken by the walk
-            Op::OverlapBegin | Op::OverlapBranch | Op::OverlapEnd => Ok(()),
+            Op::OverlapBegin | Op::OverlapBranch | Op::OverlapEnd | Op::GroupBegin | Op::GroupEnd => Ok(()),
         }
     }
 

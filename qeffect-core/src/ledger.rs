@@ -193,6 +193,10 @@ impl Ledger {
     /// Ends a forward-only pass: every stage ran every microbatch.
     pub fn end_evaluation(&mut self) -> Result<(), LedgerError> {
         self.settled(Action::Evaluation)?;
+        if self.phase != Phase::Evaluating {
+            let fault = "ends outside an evaluation";
+            return Err(self.refuse(Code::NotQuiescent, Action::Evaluation, fault, "an evaluation", "none"));
+        }
         if let Some((stage, m)) = self.stages.iter().find_map(|s| Some((s.stage(), s.first_without(did::FORWARD)?))) {
             let fault = format!("ends without F({stage}, {m})");
             return Err(self.refuse(Code::ForwardMissing, Action::Evaluation, fault, "every forward", "none"));
@@ -247,13 +251,17 @@ impl Ledger {
         Ok(self.pend(action, Evaluate { at, site }))
     }
 
-    /// R: recomputes what I will need. Rolls nothing.
+    /// R: recomputes what I will need, once. Rolls nothing.
     pub fn begin_recompute(&mut self, stage: Stage, microbatch: Microbatch, tape: &TapeRef) -> Begun<'_, Recompute> {
         let action = Action::of(Op::Recompute, stage, microbatch);
-        self.enter_compute(action, stage, microbatch)?;
+        let at = self.enter_compute(action, stage, microbatch)?;
         let site = self.site(stage, microbatch, tape.slot());
         self.pool.check_tape(tape, &site.key).map_err(|e| self.slot(action, e))?;
-        Ok(self.pend(action, Recompute { site }))
+        if self.stages[at].did(microbatch, did::RECOMPUTED) {
+            let fault = "recomputes a second time";
+            return Err(self.refuse(Code::RecomputeMisplaced, action, fault, "one recomputation", "two"));
+        }
+        Ok(self.pend(action, Recompute { at, site }))
     }
 
     /// I, which consumes the tape.
@@ -283,16 +291,26 @@ impl Ledger {
     /// W, which consumes the work. It is given no token: it cannot move scaling state.
     pub fn begin_weight_grad(&mut self, stage: Stage, microbatch: Microbatch, work: WorkRef) -> Begun<'_, WeightGrad> {
         let action = Action::of(Op::WeightGrad, stage, microbatch);
-        self.group.clear();
         let (at, site) = self.enter_weight_grad(action, stage, microbatch, &work)?;
+        self.group.clear();
         self.group.push((microbatch, work));
         Ok(self.pend(action, WeightGrad { at, site }))
     }
 
-    /// The refusal of I (or of W) for which no tape (or work) is held.
+    /// The refusal of I or R (or of W) for which no tape (or work) is held.
     pub fn nothing_held(&self, op: Op, stage: Stage, microbatch: Microbatch) -> LedgerError {
         let action = Action::of(op, stage, microbatch);
         let Some(state) = self.find(stage) else { return self.wrong_rank(action) };
+        if op == Op::Recompute {
+            let fault = "finds nothing to recompute";
+            return self.refuse(
+                Code::RecomputeMisplaced,
+                action,
+                fault,
+                "a forward before and no input gradient",
+                "none",
+            );
+        }
         let weight_grad = matches!(op, Op::WeightGrad | Op::WeightGradJoin);
         let (code, fault) = stage::missing(state, microbatch, weight_grad);
         self.refuse(code, action, fault, if weight_grad { "retained work" } else { "a live tape" }, "none")

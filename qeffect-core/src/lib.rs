@@ -18,6 +18,7 @@ pub mod coalesce;
 pub mod code;
 pub mod diag;
 pub mod dtype;
+pub mod effects;
 pub mod execute;
 pub mod fp8;
 pub mod ids;

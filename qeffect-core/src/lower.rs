@@ -8,6 +8,13 @@
 //! not by timing; the run at unit costs with unbounded buffers has held all of them and the awaited
 //! one at once. So with as many buffers as that run's peak the awaited message always finds one, and
 //! a plan deadlocks if and only if it does with unbounded buffers.
+//!
+//! # Why a blocking stream holds nobody up for ever
+//!
+//! On `rendezvous` each rank has one stream, on which a send and a receive wait for each other. Both
+//! are then placed where the message comes in one global order: actions by their end in the run at unit
+//! costs, each message right after its producer. Every rank's program is a part of that order, so the
+//! first message in it that is not done has both its ends at the front, and goes on.
 
 use std::borrow::Cow;
 
@@ -16,12 +23,16 @@ use crate::ids::{Microbatch, Rank, Stage};
 use crate::index::{ABSENT, Index};
 use crate::origin::Origin;
 use crate::plan::{Direction, Edge, NONE, Node, Op, Plan};
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, Transport};
 use crate::sim::{self, Timeline};
 
 /// Lowers a schedule that passed the checks up to communication. `timeline` is its run at unit costs.
 pub fn lower(schedule: &Schedule, index: &Index, timeline: &Timeline) -> Plan {
-    let edges = edges(schedule, index, timeline);
+    let mut edges = edges(schedule, index, timeline);
+    let meetings = match schedule.transport {
+        Transport::Edge | Transport::RankEdge => None,
+        Transport::Rendezvous => Some(meetings(schedule, index, timeline, &mut edges)),
+    };
     let mut slot_of = vec![ABSENT; schedule.stages as usize * schedule.microbatches as usize];
     let mut nodes = Vec::with_capacity(schedule.items.len() * 2);
     let mut starts = Vec::with_capacity(schedule.ranks as usize + 1);
@@ -32,7 +43,7 @@ pub fn lower(schedule: &Schedule, index: &Index, timeline: &Timeline) -> Plan {
         let live = sim::live(schedule, index, Rank(rank), &mut slot_of);
         peaks.push(live.peaks);
         RankLowering { schedule, edges: &edges, orders: &orders, rank: Rank(rank), nodes: &mut nodes }
-            .lower(&live.slots);
+            .lower(&live.slots, meetings.as_ref().map(|meetings| &meetings[rank as usize][..]));
     }
     starts.push(nodes.len() as u32);
     Plan { nodes: nodes.into(), starts: starts.into(), edges: edges.into(), peaks: Cow::Owned(peaks) }
@@ -112,6 +123,78 @@ fn input_edge(schedule: &Schedule, item: &Item) -> Option<u32> {
     }
 }
 
+/// Sends and receives of one rank on `rendezvous`, each with the index of the item before which it
+/// stands, in order.
+type Meetings = Vec<(usize, Node)>;
+
+/// Places both ends of every message in the global order, per rank, and counts receive buffers: from the
+/// receive to the end of the consumer.
+fn meetings(schedule: &Schedule, index: &Index, timeline: &Timeline, edges: &mut [Edge]) -> Vec<Meetings> {
+    // Messages by the end of their producer, of lower ranks first, as they stand in the program.
+    let mut order: Vec<(i64, u32, usize, u32)> = Vec::new();
+    for rank in 0..schedule.ranks {
+        let start = schedule.starts[rank as usize] as usize;
+        for (at, item) in schedule.rank(Rank(rank)).iter().enumerate() {
+            if let Some(edge) = output_edge(schedule, item)
+                && edges[edge as usize].to_rank.0 != rank
+            {
+                order.push((timeline.end[start + at], rank, at, edge));
+            }
+        }
+    }
+    order.sort_unstable();
+    let block_ends: Vec<Vec<usize>> = (0..schedule.ranks).map(|rank| block_ends(schedule.rank(Rank(rank)))).collect();
+    let mut meetings: Vec<Meetings> = vec![Vec::new(); schedule.ranks as usize];
+    let mut held: Vec<Vec<(usize, i8)>> = vec![Vec::new(); edges.len()];
+    for (end, rank, at, edge) in order {
+        let items = schedule.rank(Rank(rank));
+        let item = &items[at];
+        let target = &edges[edge as usize];
+        let (send, post, table) = match target.direction {
+            Direction::Forward => (Op::SendForward, Op::PostForward, &index.forward),
+            Direction::Backward => (Op::SendBackward, Op::PostBackward, &index.input_grad),
+        };
+        let node = |op, stage| Node { op, stage, microbatch: item.microbatch, slot: edge, origin: item.origin };
+        let sent = block_ends[rank as usize][at] + 1;
+        meetings[rank as usize].push((sent, node(send, target.from)));
+        let to = target.to_rank;
+        let (from, until) = (schedule.starts[to.index()] as usize, schedule.starts[to.index() + 1] as usize);
+        let before = timeline.end[from..until].partition_point(|other| (*other, to.0) < (end, rank));
+        meetings[to.index()].push((before, node(post, target.to)));
+        let used = table[index.cell(target.to, item.microbatch)] as usize - from;
+        held[edge as usize].push((2 * before, 1));
+        held[edge as usize].push((2 * block_ends[to.index()][used] + 1, -1));
+    }
+    for (edge, mut held) in edges.iter_mut().zip(held) {
+        held.sort_unstable();
+        let (mut now, mut peak) = (0i32, 0i32);
+        for (_, step) in held {
+            now += i32::from(step);
+            peak = peak.max(now);
+        }
+        if edge.from_rank != edge.to_rank {
+            edge.buffers = peak as u32;
+        }
+    }
+    meetings
+}
+
+/// For each item, the end of the overlap in which it stands, or the item itself.
+fn block_ends(items: &[Item]) -> Vec<usize> {
+    let mut ends: Vec<usize> = (0..items.len()).collect();
+    let mut end = None;
+    for (at, item) in items.iter().enumerate().rev() {
+        if item.kind == Kind::OverlapEnd {
+            end = Some(at);
+        }
+        ends[at] = end.unwrap_or(at);
+        if item.kind == Kind::OverlapBegin {
+            end = None;
+        }
+    }
+    ends
+}
+
 struct RankLowering<'a> {
     schedule: &'a Schedule,
     edges: &'a [Edge],
@@ -121,7 +204,9 @@ struct RankLowering<'a> {
 }
 
 impl RankLowering<'_> {
-    fn lower(&mut self, slots: &[u32]) {
+    /// `meetings`: sends and receives as the global order places them; `None`: each send right after its
+    /// producer, and a receive as soon as a buffer is free.
+    fn lower(&mut self, slots: &[u32], meetings: Option<&[(usize, Node)]>) {
         let items = self.schedule.rank(self.rank);
         let stages: Vec<Stage> = self.schedule.stages_of(self.rank).collect();
         let first_stage = stages.first().map_or(0, |s| s.index());
@@ -130,6 +215,8 @@ impl RankLowering<'_> {
         let mut left = vec![0u32; span];
         let mut refreshed = vec![false; span];
         let (mut reduce_written, mut commit_written) = (false, false);
+        let mut complete = Vec::new();
+        let block_ends = block_ends(items);
         for item in items {
             match item.kind {
                 Kind::InputGrad | Kind::FullBackward | Kind::WeightGrad | Kind::WeightGradJoin => {
@@ -142,12 +229,19 @@ impl RankLowering<'_> {
             }
         }
 
-        let mut posted = self.initial_posts();
+        let mut posted = if meetings.is_none() { self.initial_posts() } else { Vec::new() };
+        let mut met = meetings.unwrap_or_default();
         for (at, item) in items.iter().enumerate() {
+            let now = met.iter().take_while(|(before, _)| *before <= at).count();
+            self.nodes.extend(met[..now].iter().map(|(_, node)| *node));
+            met = &met[now..];
             let local = item.stage.index().wrapping_sub(first_stage);
-            if item.kind == Kind::Forward && !self.schedule.eval && !refreshed[local] {
-                refreshed[local] = true;
-                self.push(Op::Refresh, item.stage, NONE);
+            // Branches of an overlap may run at once: what is inserted stands before or after all of them.
+            for forward in items[at..=block_ends[at]].iter().filter(|i| i.kind == Kind::Forward && !self.schedule.eval)
+            {
+                if !std::mem::replace(&mut refreshed[forward.stage.index() - first_stage], true) {
+                    self.push(Op::Refresh, forward.stage, NONE);
+                }
             }
             let input = input_edge(self.schedule, item).filter(|e| self.crosses(*e));
             if let Some(edge) = input {
@@ -167,14 +261,18 @@ impl RankLowering<'_> {
                 slot: slots[at],
                 origin: item.origin,
             });
-            if let Some(edge) = output_edge(self.schedule, item).filter(|e| self.crosses(*e)) {
+            if meetings.is_none()
+                && let Some(edge) = output_edge(self.schedule, item).filter(|e| self.crosses(*e))
+            {
                 let op = match self.edges[edge as usize].direction {
                     Direction::Forward => Op::SendForward,
                     Direction::Backward => Op::SendBackward,
                 };
                 self.push_for(op, item, edge);
             }
-            if let Some(edge) = input {
+            if meetings.is_none()
+                && let Some(edge) = input
+            {
                 self.post_next(edge, &mut posted);
             }
             let gradient =
@@ -182,10 +280,16 @@ impl RankLowering<'_> {
             if gradient {
                 left[local] -= 1;
                 if left[local] == 0 && !reduce_written {
-                    self.push(Op::Reduce, item.stage, NONE);
+                    complete.push(item.stage);
+                }
+            }
+            if block_ends[at] == at {
+                for stage in complete.drain(..) {
+                    self.push(Op::Reduce, stage, NONE);
                 }
             }
         }
+        self.nodes.extend(met.iter().map(|(_, node)| *node));
         if !self.schedule.eval && !commit_written {
             self.push(Op::Agree, Stage(0), NONE);
             self.push(Op::Commit, Stage(0), NONE);

@@ -27,7 +27,7 @@ const KINDS: [Kind; 12] = {
     ]
 };
 
-const OPS: [Op; 19] = {
+const OPS: [Op; 21] = {
     use Op::*;
     [
         Forward,
@@ -49,6 +49,8 @@ const OPS: [Op; 19] = {
         OverlapBegin,
         OverlapBranch,
         OverlapEnd,
+        GroupBegin,
+        GroupEnd,
     ]
 };
 
@@ -149,7 +151,7 @@ mod tests {
             let written: Vec<Item> = KINDS.into_iter().map(|kind| Item::new(kind, 3, large, 258)).collect();
             assert_eq!(items::<12>(&pack_items(&written)), written[..]);
             let lowered: Vec<Node> = OPS.into_iter().map(|op| Node::new(op, 1, 513, u32::MAX, large)).collect();
-            assert_eq!(nodes::<19>(&pack_nodes(&lowered)), lowered[..]);
+            assert_eq!(nodes::<21>(&pack_nodes(&lowered)), lowered[..]);
         }
     }
 

@@ -51,6 +51,11 @@ pub enum Op {
     OverlapBranch,
     /// End of an overlap.
     OverlapEnd,
+    /// Sends and receives up to the end of the group go on together: one blocking action on
+    /// transport `rendezvous`, without meaning on the others.
+    GroupBegin,
+    /// End of a group.
+    GroupEnd,
 }
 
 /// No slot or edge.

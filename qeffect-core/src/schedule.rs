@@ -96,6 +96,23 @@ pub struct Bounds {
     pub works: Option<u32>,
 }
 
+/// `bytes(tape = |s| .., work = |s| .., budget = |r| ..)`: what stages retain per microbatch, and how much
+/// of it a rank may hold. Tapes and works lie in regions of their own, per stage, each as large as its
+/// peak: a rank holds the sum of its regions.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Bytes {
+    /// Bytes from F to I, per stage (from R to I where F is recomputed).
+    pub tape: Cow<'static, [u64]>,
+    /// Bytes from I to W, per stage.
+    pub work: Cow<'static, [u64]>,
+    /// Bytes that F keeps until R, per stage; empty: as many as the tape.
+    pub input: Cow<'static, [u64]>,
+    /// Bytes that a rank may hold, per rank.
+    pub budget: Cow<'static, [u64]>,
+    /// Where it was written.
+    pub origin: Origin,
+}
+
 /// Places of the header fields, for diagnostics about them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct HeaderOrigins {
@@ -150,8 +167,8 @@ pub struct Schedule {
     pub eval: bool,
     /// Microbatches per coalesced weight gradient; 1: none.
     pub coalesce: u32,
-    /// Byte budgets per rank and microbatch (tape, work), if declared.
-    pub bytes: Option<(u64, u64)>,
+    /// Sizes of what is retained and budgets for it, if declared.
+    pub bytes: Option<Bytes>,
     /// Places of the header fields.
     pub origins: HeaderOrigins,
 }

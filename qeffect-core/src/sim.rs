@@ -5,8 +5,10 @@
 //! [`crate::lower`] says why bounded receive buffers change nothing). The same run at unit costs is
 //! the deadlock test and sizes the receive buffers.
 
+use std::collections::HashSet;
+
 use crate::action::{Item, Kind};
-use crate::ids::{Rank, Stage};
+use crate::ids::{Microbatch, Rank, Stage};
 use crate::index::{self, ABSENT, Index};
 use crate::plan::Peaks;
 use crate::schedule::{Costs, Schedule};
@@ -211,8 +213,8 @@ impl Run<'_> {
 
 /// Peak numbers of live slots, tapes and works of one rank, and the slot of every F.
 ///
-/// A slot lives from the start of F to the end of W, a tape from the start of F to the end of I, a
-/// work from the start of I to the end of W. Inside an overlap nothing is freed before its end.
+/// A slot lives from the start of F to the end of W, a tape from the start of F (of R, where F is
+/// recomputed) to the end of I, a work from the start of I to the end of W. Inside an overlap nothing is freed before its end.
 /// Freed slots are reused lowest number first, so the count of slots is the peak.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Live {
@@ -220,6 +222,11 @@ pub struct Live {
     pub peaks: Peaks,
     /// Slot of each compute item of the rank, [`ABSENT`] for other items.
     pub slots: Vec<u32>,
+}
+
+/// What a rank recomputes: F keeps no tape for it.
+pub(crate) fn recomputed(items: &[Item]) -> HashSet<(Stage, Microbatch)> {
+    items.iter().filter(|item| item.kind == Kind::Recompute).map(|item| (item.stage, item.microbatch)).collect()
 }
 
 /// Counts what is live on a rank over its program order (which is its time order).
@@ -231,6 +238,7 @@ pub fn live(schedule: &Schedule, index: &Index, rank: Rank, slot_of: &mut [u32])
     let (mut tapes, mut works) = (0u32, 0u32);
     let mut peaks = Peaks::default();
     let mut overlapped = false;
+    let recomputed = recomputed(items);
     // What the items so far free once their action, group or overlap has ended.
     let (mut ended_tapes, mut ended_works, mut ended_slots) = (0u32, 0u32, Vec::new());
     for (at, item) in items.iter().enumerate() {
@@ -245,12 +253,13 @@ pub fn live(schedule: &Schedule, index: &Index, rank: Rank, slot_of: &mut [u32])
                 };
                 slot_of[index.cell(item.stage, item.microbatch)] = slot;
                 held += 1;
-                tapes += 1;
+                tapes += u32::from(!recomputed.contains(&(item.stage, item.microbatch)));
                 if schedule.eval {
                     ended_slots.push(slot);
                     ended_tapes += 1;
                 }
             }
+            Kind::Recompute => tapes += 1,
             Kind::InputGrad => {
                 works += 1;
                 ended_tapes += 1;
@@ -288,13 +297,15 @@ pub fn live(schedule: &Schedule, index: &Index, rank: Rank, slot_of: &mut [u32])
 }
 
 /// Largest memory of a rank, in the caller's units: `tape` from the start of F to the end of I, of
-/// which `work` lives on to the end of W.
+/// which `work` lives on to the end of W. What F keeps for a recomputation is not counted.
 pub fn peak_memory(schedule: &Schedule, rank: Rank, tape: i64, work: i64) -> i64 {
     let (mut now, mut peak, mut later, mut overlapped) = (0i64, 0i64, 0i64, false);
+    let recomputed = recomputed(schedule.rank(rank));
     for item in schedule.rank(rank) {
         let mut freed = 0;
         match item.kind {
-            Kind::Forward => {
+            Kind::Forward if recomputed.contains(&(item.stage, item.microbatch)) => {}
+            Kind::Forward | Kind::Recompute => {
                 now += tape;
                 freed = if schedule.eval { tape } else { 0 };
             }

@@ -24,7 +24,9 @@ pub mod data {
     pub use crate::origin::Origin;
     pub use crate::packed::{items, nodes};
     pub use crate::plan::{Checked, Direction, Edge, Node, Peaks, Plan, Proved};
-    pub use crate::schedule::{Bounds, Compare, Costs, Expect, HeaderOrigins, Measure, Schedule, Transport, Update};
+    pub use crate::schedule::{
+        Bounds, Bytes, Compare, Costs, Expect, HeaderOrigins, Measure, Schedule, Transport, Update,
+    };
 
     /// An edge from plain numbers.
     pub const fn edge(direction: Direction, from: u32, to: u32, from_rank: u32, to_rank: u32, buffers: u32) -> Edge {

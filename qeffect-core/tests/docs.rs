@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use qeffect_core::code::Code;
+
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -71,4 +73,89 @@ fn cases_are_shown_by_tests_that_exist() {
         }
     }
     assert!(shown > 10, "{shown}");
+}
+
+/// Sources that give codes, by the front end that shows them.
+const FRONT_ENDS: [(&str, &[&str]); 5] = [
+    ("programs", &["qeffect-core/src/lang", "qeffect-core/src/check", "qeffect-core/src/coalesce"]),
+    (
+        "files",
+        &[
+            "qeffect-core/src/text",
+            "qeffect-core/src/check/messages.rs",
+            "qeffect-core/src/check/progress.rs",
+            "qeffect-view/src/json.rs",
+        ],
+    ),
+    ("`bind`", &["qeffect-core/src/bind"]),
+    // Longer prefixes win: the rest of core is what holds the contract.
+    ("contract", &["qeffect-core/src"]),
+    ("runtime", &["qeffect-runtime/src"]),
+];
+
+/// Codes of parts that are still to come.
+const TO_COME: [Code; 1] = [Code::NonFinite];
+
+/// Sources of a folder or of the module of that name, without tests.
+fn sources(directory: &Path, found: &mut Vec<(String, String)>) {
+    for entry in fs::read_dir(directory).expect("readable") {
+        let path = entry.expect("readable").path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("tests.rs") {
+            let text = fs::read_to_string(&path).expect("readable");
+            let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default().to_owned();
+            let name = path.strip_prefix(root()).expect("inside").to_string_lossy().replace('\\', "/");
+            found.push((name, code));
+        }
+    }
+}
+
+/// `docs/codes.md`: which front end gives which code, read from the sources. `BLESS=1 cargo test -p
+/// qeffect-core --test docs` writes it.
+#[test]
+fn the_table_of_codes_is_that_of_the_sources() {
+    let mut found = Vec::new();
+    for folder in ["qeffect-core/src", "qeffect-view/src", "qeffect-runtime/src"] {
+        sources(&root().join(folder), &mut found);
+    }
+    found.retain(|(name, _)| !name.contains("/tests/") && name != "qeffect-core/src/code.rs");
+    let front_end = |name: &str| {
+        let fits =
+            |prefixes: &[&str]| prefixes.iter().filter(|prefix| name.starts_with(**prefix)).map(|p| p.len()).max();
+        let best = FRONT_ENDS.iter().enumerate().filter_map(|(n, (_, prefixes))| Some((fits(prefixes)?, n))).max();
+        best.map(|(_, n)| n)
+    };
+    let gives = |text: &str, code: Code| {
+        let name = format!("Code::{code:?}");
+        text.match_indices(&name).any(|(at, _)| !text[at + name.len()..].starts_with(char::is_alphanumeric))
+    };
+    let mut table =
+        format!("| code | fault | {} |\n|---|---|{}\n", FRONT_ENDS.map(|(name, _)| name).join(" | "), "---|".repeat(5));
+    let mut nowhere = Vec::new();
+    for code in Code::ALL.iter().copied() {
+        let mut given = [false; FRONT_ENDS.len()];
+        for (name, text) in &found {
+            if gives(text, code) {
+                let at = front_end(name).unwrap_or_else(|| panic!("{name} gives {code}, and is no front end"));
+                given[at] = true;
+            }
+        }
+        if given == [false; FRONT_ENDS.len()] {
+            nowhere.push(code);
+        }
+        let marks = given.map(|given| if given { "yes" } else { "" });
+        table +=
+            &format!("| [{code}](errors/{code}.md) | {} | {} |\n", code.title(), marks.join(" | ").replace("  ", " "));
+    }
+    assert!(nowhere.iter().all(|code| TO_COME.contains(code)), "codes that nothing gives: {nowhere:?}");
+
+    let path = root().join("docs/codes.md");
+    let page = fs::read_to_string(&path).expect("readable");
+    let start = page.find("| code |").expect("a table");
+    if std::env::var_os("BLESS").is_some() {
+        fs::write(&path, format!("{}{table}", &page[..start])).expect("writable");
+    } else {
+        assert_eq!(page[start..], table, "run this test with BLESS=1 and read the difference");
+    }
 }

@@ -12,7 +12,9 @@ use proc_macro2::{Literal, TokenStream};
 use qeffect_core::origin::Origin;
 use qeffect_core::packed;
 use qeffect_core::plan::{Checked, Direction, Edge, Peaks, Plan};
-use qeffect_core::schedule::{Bounds, Compare, Costs, Expect, HeaderOrigins, Measure, Schedule, Transport, Update};
+use qeffect_core::schedule::{
+    Bounds, Bytes, Compare, Costs, Expect, HeaderOrigins, Measure, Schedule, Transport, Update,
+};
 use quote::{format_ident, quote, quote_spanned};
 
 use crate::names::Names;
@@ -263,7 +265,18 @@ fn schedule(schedule: &Schedule) -> (TokenStream, TokenStream) {
         Update::Microbatch => quote!(Microbatch),
     };
     let bytes = match bytes {
-        Some((tape, work)) => quote!(Some((#tape, #work))),
+        Some(Bytes { tape, work, input, budget, origin }) => {
+            let [tape, work, input, budget] =
+                [tape, work, input, budget].map(|sizes| sizes.iter().map(|n| Literal::u64_unsuffixed(*n)));
+            let origin = word(origin.0);
+            quote!(Some(Bytes {
+                tape: Cow::Borrowed(&[#(#tape),*]),
+                work: Cow::Borrowed(&[#(#work),*]),
+                input: Cow::Borrowed(&[#(#input),*]),
+                budget: Cow::Borrowed(&[#(#budget),*]),
+                origin: Origin(#origin),
+            }))
+        }
         None => quote!(None),
     };
     let (ranks, stages, microbatches, coalesce) = (word(*ranks), word(*stages), word(*microbatches), word(*coalesce));

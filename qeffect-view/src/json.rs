@@ -28,7 +28,9 @@ use qeffect_core::diag::{Diagnostic, Report};
 use qeffect_core::ids::Rank;
 use qeffect_core::origin::Origin;
 use qeffect_core::render::SourceMap;
-use qeffect_core::schedule::{Bounds, Compare, Costs, Expect, HeaderOrigins, Measure, Schedule, Transport, Update};
+use qeffect_core::schedule::{
+    Bounds, Bytes, Compare, Costs, Expect, HeaderOrigins, Measure, Schedule, Transport, Update,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -67,7 +69,8 @@ struct Document<'a> {
     #[serde(default)]
     coalesce: Option<u32>,
     #[serde(default)]
-    bytes: Option<BytesOf>,
+    #[serde(borrow)]
+    bytes: Option<&'a RawValue>,
     #[serde(default, borrow)]
     expects: Vec<&'a RawValue>,
 }
@@ -99,11 +102,14 @@ enum UpdateName {
     None,
 }
 
-#[derive(Serialize, Deserialize, Clone, Copy)]
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BytesOf {
-    tape: u64,
-    work: u64,
+    tape: Vec<u64>,
+    work: Vec<u64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    input: Vec<u64>,
+    budget: Vec<u64>,
 }
 
 #[derive(Serialize, Deserialize, Clone, Copy)]
@@ -215,6 +221,10 @@ impl<'a> Reader<'a> {
             let message = format!("bounds for {} ranks, but programs of {}", bounds.len(), document.programs.len());
             self.fault(Code::Header, raw, message, Some("give one entry per rank, or none".into()));
         }
+        let bytes = match document.bytes {
+            Some(raw) => self.bytes(raw, placement.as_ref().map(Vec::len), document.programs.len()),
+            None => None,
+        };
         let mut starts = vec![0];
         for program in &document.programs {
             program.iter().for_each(|action| self.action(action, Nesting::Program));
@@ -245,9 +255,27 @@ impl<'a> Reader<'a> {
             },
             eval: document.eval,
             coalesce: document.coalesce.unwrap_or(1),
-            bytes: document.bytes.map(|bytes| (bytes.tape, bytes.work)),
+            bytes,
             origins,
         })
+    }
+
+    fn bytes(&mut self, raw: &'a RawValue, stages: Option<usize>, ranks: usize) -> Option<Bytes> {
+        let BytesOf { tape, work, input, budget } = self.value(raw)?;
+        let stages = stages?;
+        let fits = |sizes: &Vec<u64>, count: usize| sizes.len() == count;
+        if !fits(&tape, stages) || !fits(&work, stages) || !(input.is_empty() || fits(&input, stages)) {
+            let help = format!("give {stages} sizes, one per stage");
+            self.fault(Code::Header, raw, "sizes for another number of stages".into(), Some(help));
+            return None;
+        }
+        if !fits(&budget, ranks) {
+            let message = format!("budgets for {} ranks, but programs of {ranks}", budget.len());
+            self.fault(Code::Header, raw, message, Some("give one budget per rank".into()));
+            return None;
+        }
+        let origin = self.place(raw);
+        Some(Bytes { tape: tape.into(), work: work.into(), input: input.into(), budget: budget.into(), origin })
     }
 
     fn action(&mut self, raw: &'a RawValue, nesting: Nesting) {
@@ -477,8 +505,10 @@ pub fn write_schedule(schedule: &Schedule) -> String {
     if schedule.coalesce != 1 {
         field("coalesce", json(&schedule.coalesce));
     }
-    if let Some((tape, work)) = schedule.bytes {
-        field("bytes", json(&BytesOf { tape, work }));
+    if let Some(bytes) = &schedule.bytes {
+        let [tape, work, input, budget] =
+            [&bytes.tape, &bytes.work, &bytes.input, &bytes.budget].map(|sizes| sizes.to_vec());
+        field("bytes", json(&BytesOf { tape, work, input, budget }));
     }
     if !schedule.bounds.is_empty() {
         let bounds = |b: &Bounds| BoundsOf { slots: b.slots, tapes: b.tapes, works: b.works };

@@ -5,19 +5,27 @@
 //! per microbatch, and both ends of an edge name the microbatches in the same order. Illegal: two
 //! swapped receives, which would train on swapped microbatches.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
+use super::progress;
 use crate::code::Code;
 use crate::diag::{Diagnostic, Place};
 use crate::ids::{Rank, Stage};
 use crate::lower::{backward_edge, forward_edge};
 use crate::plan::{Node, Op};
+use crate::schedule::Transport;
+use crate::sim::CostModel;
 
 /// Judges the sends, posts and waits of `nodes` (per rank, in program order) on transport `edge`.
 ///
 /// `placement` gives the rank of each stage. Compute nodes are taken as legal: check the schedule
 /// that they form first. A consumer without a `Wait` waits right before it runs.
 pub fn check(nodes: &[Vec<Node>], placement: &[Rank]) -> Vec<Diagnostic> {
+    check_on(nodes, placement, Transport::Edge)
+}
+
+/// As [`check`], on a declared transport.
+pub fn check_on(nodes: &[Vec<Node>], placement: &[Rank], transport: Transport) -> Vec<Diagnostic> {
     let mut table = Table::default();
     let mut faults = Vec::new();
     for (rank, program) in nodes.iter().enumerate() {
@@ -29,7 +37,12 @@ pub fn check(nodes: &[Vec<Node>], placement: &[Rank]) -> Vec<Diagnostic> {
         table.pair(placement, &mut faults);
     }
     if faults.is_empty() {
-        table.orders(&mut faults);
+        table.orders(placement, transport, &mut faults);
+    }
+    if faults.is_empty()
+        && let Err(stops) = progress::run(nodes, placement, transport, &CostModel::unit())
+    {
+        faults = progress::deadlocks(nodes, &stops, transport);
     }
     faults
 }
@@ -58,13 +71,13 @@ struct Table {
     sent: HashMap<Key, At>,
     posted: HashMap<Key, At>,
     waited: HashMap<Key, At>,
-    /// Messages in the order in which sends and posts name them, per edge.
-    send_order: HashMap<u32, Vec<Key>>,
-    post_order: HashMap<u32, Vec<Key>>,
+    /// Messages in the order in which sends and posts name them, per rank.
+    send_order: BTreeMap<Rank, Vec<Key>>,
+    post_order: BTreeMap<Rank, Vec<Key>>,
 }
 
 /// The text name of a communication node, as in PyTorch's format.
-fn name(node: &Node) -> String {
+pub(super) fn name(node: &Node) -> String {
     let word = match node.op {
         Op::SendForward => "SEND_F",
         Op::PostForward => "RECV_F",
@@ -133,7 +146,7 @@ impl Table {
                 if let Some(key) = key(edge, "receiver")
                     && doubled(&mut self.sent, key, "is sent", faults)
                 {
-                    self.send_order.entry(key.0).or_default().push(key);
+                    self.send_order.entry(rank).or_default().push(key);
                 }
             }
             Op::PostForward | Op::PostBackward => {
@@ -141,7 +154,7 @@ impl Table {
                 if let Some(key) = key(edge, "sender")
                     && doubled(&mut self.posted, key, "is received", faults)
                 {
-                    self.post_order.entry(key.0).or_default().push(key);
+                    self.post_order.entry(rank).or_default().push(key);
                 }
             }
             Op::WaitForward | Op::WaitBackward => {
@@ -242,10 +255,21 @@ impl Table {
         }
     }
 
-    /// Both ends of every edge name the messages in the same order.
-    fn orders(&self, faults: &mut Vec<Diagnostic>) {
-        for (edge, sends) in &self.send_order {
-            let Some(posts) = self.post_order.get(edge) else { continue };
+    /// Both ends of every channel name the messages in the same order. A channel is an edge, or what one
+    /// rank sends to another.
+    fn orders(&self, placement: &[Rank], transport: Transport, faults: &mut Vec<Diagnostic>) {
+        let stages = placement.len() as u32;
+        let channel = |key: &Key| match transport {
+            Transport::Edge => [key.0, 0],
+            Transport::RankEdge | Transport::Rendezvous => ends(key.0, stages).map(|stage| placement[stage.index()].0),
+        };
+        let mut channels: BTreeMap<[u32; 2], [Vec<Key>; 2]> = BTreeMap::new();
+        for (end, order) in [&self.send_order, &self.post_order].into_iter().enumerate() {
+            for key in order.values().flatten() {
+                channels.entry(channel(key)).or_default()[end].push(*key);
+            }
+        }
+        for [sends, posts] in channels.values() {
             if let Some((sent, posted)) = sends.iter().zip(posts).find(|(a, b)| a != b) {
                 let (send, post) = (&self.sent[sent], &self.posted[posted]);
                 faults.push(
@@ -268,7 +292,7 @@ impl Table {
 }
 
 /// Sending and receiving stage of an edge.
-fn ends(edge: u32, stages: u32) -> [Stage; 2] {
+pub(super) fn ends(edge: u32, stages: u32) -> [Stage; 2] {
     let inner = stages - 1;
     if edge < inner { [Stage(edge), Stage(edge + 1)] } else { [Stage(edge - inner + 1), Stage(edge - inner)] }
 }

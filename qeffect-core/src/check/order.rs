@@ -1,16 +1,17 @@
 //! QE02: order of state transitions.
 //!
-//! F rolls the forward cell of its stage, I and B the backward cell; gradients are appended, which
-//! commutes. On one rank program order orders them all, except inside `overlap`, whose branches may
-//! run at once: they must write no common cell and must not need each other.
+//! On one rank program order orders everything, except inside `overlap`, whose branches may run at
+//! once: what they do to state ([`effects`](crate::effects)) must commute, and they must not need each
+//! other. Illegal: F(s, 0) and F(s, 1) in two branches where each F rolls the state of its stage.
 
 use super::place;
 use crate::action::{Item, Kind};
 use crate::code::Code;
 use crate::diag::Diagnostic;
+use crate::effects::{self, Access};
 use crate::ids::Rank;
 use crate::index::Index;
-use crate::schedule::{Schedule, Update};
+use crate::schedule::Schedule;
 
 /// Judges the branches of every `overlap`.
 pub fn check(schedule: &Schedule, _index: &Index) -> Vec<Diagnostic> {
@@ -46,14 +47,26 @@ fn overlap(schedule: &Schedule, rank: Rank, begin: usize, end: usize, faults: &m
                 continue;
             }
             let (later, earlier) = (&items[*at], &items[*other_at]);
-            if let Some(cell) = common_cell(schedule, later, earlier) {
+            if let Some((cell, how, other)) = effects::conflict(later, earlier, schedule.update, schedule.eval) {
+                let cell = format!(
+                    "{} of stage {}",
+                    cell.name(),
+                    if later.kind == Kind::Commit { earlier } else { later }.stage
+                );
+                let verb = |access: Access| if access == Access::Read { "reads" } else { "writes" };
+                let (message, label) = if verb(how) == verb(other) {
+                    (format!("both write {cell}"), format!("{earlier} writes it too, in another branch"))
+                } else {
+                    let label = format!("{earlier} {} it, in another branch", verb(other));
+                    (format!("one writes and one reads {cell}"), label)
+                };
                 faults.push(
                     Diagnostic::new(
                         Code::OverlapConflict,
                         place(rank, *at, later),
-                        format!("{later} and {earlier} may run at once, but both write {cell}"),
+                        format!("{later} and {earlier} may run at once, but {message}"),
                     )
-                    .label(place(rank, *other_at, earlier), format!("{earlier} writes it too, in another branch"))
+                    .label(place(rank, *other_at, earlier), label)
                     .help("put both into one branch, which runs in order, or take one out of the overlap"),
                 );
             } else if needs(later, earlier) || needs(earlier, later) {
@@ -70,22 +83,6 @@ fn overlap(schedule: &Schedule, rank: Rank, begin: usize, end: usize, faults: &m
             }
         }
     }
-}
-
-/// The state cell, if any, that two actions both move.
-fn common_cell(schedule: &Schedule, a: &Item, b: &Item) -> Option<String> {
-    if a.stage != b.stage || schedule.update == Update::None {
-        return None;
-    }
-    let backward = |item: &Item| matches!(item.kind, Kind::InputGrad | Kind::FullBackward);
-    // With `update: step` amaxes are folded by max, which commutes.
-    if schedule.update == Update::Step {
-        return None;
-    }
-    if a.kind == Kind::Forward && b.kind == Kind::Forward {
-        return Some(format!("the forward scaling state of stage {}", a.stage));
-    }
-    (backward(a) && backward(b)).then(|| format!("the backward scaling state of stage {}", a.stage))
 }
 
 /// Whether `user` consumes what `maker` leaves.

@@ -106,8 +106,8 @@ pub struct Header {
     pub transport: Option<Transport>,
     /// `update:`
     pub update: Option<Update>,
-    /// `bytes(tape = .., work = ..)`
-    pub bytes: Option<(ExprId, ExprId)>,
+    /// `bytes(tape = |s| .., work = |s| .., budget = |r| ..)`
+    pub bytes: Option<BytesLine>,
     /// `coalesce:`
     pub coalesce: Option<ExprId>,
     /// `eval`
@@ -116,6 +116,29 @@ pub struct Header {
     pub expects: Table<ExpectLine>,
     /// Where the fields stand.
     pub origins: HeaderOrigins,
+}
+
+/// `bytes(tape = |s| .., work = |s| .., input = |s| .., budget = |r| ..)`, as indices into
+/// [`Program::lambdas`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BytesLine {
+    /// Per stage, from F to I.
+    pub tape: u32,
+    /// Per stage, from I to W.
+    pub work: u32,
+    /// Per stage, from F to R.
+    pub input: Option<u32>,
+    /// Per rank.
+    pub budget: u32,
+    /// The name of the field.
+    pub origin: Origin,
+}
+
+impl BytesLine {
+    /// All closures.
+    pub(super) fn lambdas(&self) -> impl Iterator<Item = u32> {
+        [self.tape, self.work, self.budget].into_iter().chain(self.input)
+    }
 }
 
 /// `expect bubble(1, 1, 1) <= P - 1 if M >= P;`

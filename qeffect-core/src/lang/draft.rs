@@ -23,7 +23,7 @@ pub(super) struct Fields {
     pub bounds: [Field<u32>; 3],
     pub transport: Field<Transport>,
     pub update: Field<Update>,
-    pub bytes: Field<(ExprId, ExprId)>,
+    pub bytes: Option<BytesLine>,
     pub coalesce: Field<ExprId>,
     pub eval: Field<bool>,
     pub expects: Vec<ExpectLine>,

@@ -48,6 +48,11 @@ pub const fn lambda(params: u32, arity: u32, body: ExprId, origin: u32) -> Lambd
     Lambda { params, arity, body, origin: Origin(origin) }
 }
 
+/// A `bytes` line.
+pub const fn bytes(tape: u32, work: u32, input: u32, budget: u32, origin: u32) -> BytesLine {
+    BytesLine { tape, work, input: some(input), budget, origin: Origin(origin) }
+}
+
 /// An `expect` line.
 pub const fn expect(
     measure: MeasureKind,

@@ -48,7 +48,10 @@ fn write_program(out: &mut String, p: &Program) -> fmt::Result {
         option(transport),
         option(update)
     )?;
-    let bytes = h.bytes.map(|(tape, work)| format!("({tape}, {work})"));
+    let bytes = h.bytes.map(|b| {
+        let input = b.input.map_or("NIL".to_owned(), |lambda| lambda.to_string());
+        format!("bytes({}, {}, {input}, {}, {})", b.tape, b.work, b.budget, b.origin.0)
+    });
     writeln!(
         out,
         "bytes: {}, coalesce: {}, eval: {}, expects: t(EXPECTS),",

@@ -108,11 +108,17 @@ impl Printer<'_> {
             };
             write!(self, "\nupdate: {word};")?;
         }
-        if let Some((tape, work)) = h.bytes {
+        if let Some(bytes) = h.bytes {
             self.write_str("\nbytes(tape = ")?;
-            self.expr(tape, 0)?;
+            self.lambda(bytes.tape)?;
             self.write_str(", work = ")?;
-            self.expr(work, 0)?;
+            self.lambda(bytes.work)?;
+            if let Some(input) = bytes.input {
+                self.write_str(", input = ")?;
+                self.lambda(input)?;
+            }
+            self.write_str(", budget = ")?;
+            self.lambda(bytes.budget)?;
             self.write_str(");")?;
         }
         if let Some(coalesce) = h.coalesce {

@@ -67,7 +67,7 @@ fn program(draft: &mut Draft, lets: Vec<Stmt>, frame: u32) -> Option<Program> {
         bounds: fields.bounds.map(|b| b.map(|(lambda, _)| lambda)),
         transport: fields.transport.map(|f| f.0),
         update: fields.update.map(|f| f.0),
-        bytes: fields.bytes.map(|f| f.0),
+        bytes: fields.bytes,
         coalesce: fields.coalesce.map(|f| f.0),
         eval: fields.eval.is_some_and(|f| f.0),
         expects: fields.expects.into(),
@@ -212,10 +212,10 @@ impl Resolver<'_> {
 
     fn header(&mut self) {
         let f = &self.draft.fields;
-        let mut numbers: Vec<ExprId> =
+        let numbers: Vec<ExprId> =
             [f.ranks, f.microbatches, f.stages, f.coalesce].iter().flatten().map(|(e, _)| *e).collect();
-        numbers.extend(f.bytes.iter().flat_map(|((tape, work), _)| [*tape, *work]));
-        let lambdas: Vec<u32> = f.place.iter().chain(f.bounds.iter().flatten()).map(|(lambda, _)| *lambda).collect();
+        let fields = f.place.iter().chain(f.bounds.iter().flatten()).map(|(lambda, _)| *lambda);
+        let lambdas: Vec<u32> = fields.chain(f.bytes.iter().flat_map(BytesLine::lambdas)).collect();
         let expects = f.expects.clone();
         for id in numbers {
             self.want(id, Type::Int);

@@ -64,6 +64,7 @@ impl fmt::Display for Action {
             Op::Agree => f.write_str("agree"),
             Op::Commit => f.write_str("commit"),
             Op::OverlapBegin | Op::OverlapBranch | Op::OverlapEnd => f.write_str("overlap"),
+            Op::GroupBegin | Op::GroupEnd => f.write_str("group"),
         }
     }
 }

@@ -33,6 +33,16 @@ impl Site {
 }
 
 /// A checked transition: do the action, then [`finish`](Pending::finish).
+///
+/// It borrows its ledger, and with it the slots, so that no second one can begin meanwhile:
+///
+/// ```compile_fail,E0499
+/// # use qeffect_core::{ids::Stage, ledger::Ledger};
+/// fn at_once(ledger: &mut Ledger) {
+///     let pending = (ledger.begin_reduce(Stage(0)), ledger.begin_reduce(Stage(1)));
+///     drop(pending);
+/// }
+/// ```
 #[must_use = "a transition that is not finished aborts its step"]
 #[derive(Debug)]
 pub struct Pending<'l, T> {
@@ -68,7 +78,7 @@ transitions! {
     /// F of an evaluation.
     Evaluate { at: usize, site: Site }
     /// R.
-    Recompute { site: Site }
+    Recompute { at: usize, site: Site }
     /// I.
     InputGrad { at: usize, site: Site, tape: TapeRef, rolls: u64 }
     /// B.
@@ -139,7 +149,8 @@ impl Pending<'_, Evaluate> {
 impl Pending<'_, Recompute> {
     /// R has succeeded.
     pub fn finish(self) {
-        self.settle();
+        let (ledger, Recompute { at, site }) = self.settle();
+        ledger.stages[at].set(site.microbatch(), did::RECOMPUTED);
     }
 }
 

@@ -36,6 +36,7 @@ pub(super) mod did {
     pub const SENT_BACKWARD: u8 = 16;
     pub const WAITED_FORWARD: u8 = 32;
     pub const WAITED_BACKWARD: u8 = 64;
+    pub const RECOMPUTED: u8 = 128;
     pub const ALL: u8 = FORWARD | INPUT_GRAD | WEIGHT_GRAD;
 }
 

@@ -4,7 +4,7 @@
 //! Cells are those of PyTorch's lowered format, and these of our own: `1WAIT_F0` and `0WAIT_B0`
 //! (the compute stream waits; left out right before the consumer), `0REFRESH`, `0R1`, `0JOIN1` (a
 //! further member of the weight gradient before it), and without a stage `AGREE`, `COMMIT`, `OVERLAP`,
-//! `BRANCH`, `OVERLAP_END`. `0UNSHARD`, `0RESHARD`, `0WAIT_REDUCE_GRAD` and `0WAIT_SEND_F1`
+//! `BRANCH`, `OVERLAP_END`. `(0SEND_F1;0RECV_B0)GROUP` is sends and receives that go on together. `0UNSHARD`, `0RESHARD`, `0WAIT_REDUCE_GRAD` and `0WAIT_SEND_F1`
 //! are read over: they mean nothing here.
 
 use std::collections::HashSet;
@@ -49,6 +49,8 @@ const OF_RANK: &[(&str, Op)] = &[
     ("OVERLAP", Op::OverlapBegin),
     ("BRANCH", Op::OverlapBranch),
     ("OVERLAP_END", Op::OverlapEnd),
+    ("GROUP", Op::GroupBegin),
+    ("GROUP_END", Op::GroupEnd),
 ];
 
 fn word(op: Op) -> &'static str {
@@ -112,6 +114,10 @@ fn rank(row: &[Field<'_>], faults: &mut Vec<Diagnostic>) -> Vec<Node> {
             faults.push(Diagnostic::new(Code::Syntax, *origin, message).help("remove it"));
             continue;
         }
+        if let Some((parts, "GROUP")) = container(text) {
+            group(&parts, *origin, &mut nodes, faults);
+            continue;
+        }
         if let Some((parts, name)) = container(text) {
             if name != "OVERLAP_F_B" || parts.len() < 2 {
                 let message = format!("`{text}` is no overlap");
@@ -129,6 +135,21 @@ fn rank(row: &[Field<'_>], faults: &mut Vec<Diagnostic>) -> Vec<Node> {
         nodes.extend(node(text, *origin, faults));
     }
     nodes
+}
+
+/// `(0SEND_F1;0RECV_B0)GROUP`: sends and receives only, for that is what can go on together.
+fn group(parts: &[&str], origin: Origin, nodes: &mut Vec<Node>, faults: &mut Vec<Diagnostic>) {
+    nodes.push(Node::new(Op::GroupBegin, 0, 0, NONE, origin.0));
+    for part in parts {
+        let Some(member) = node(part, origin, faults) else { continue };
+        if !matches!(member.op, Op::SendForward | Op::PostForward | Op::SendBackward | Op::PostBackward) {
+            let message = format!("`{part}` cannot stand in a group");
+            let help = "a group holds `SEND_F`, `RECV_F`, `SEND_B` and `RECV_B`";
+            faults.push(Diagnostic::new(Code::Syntax, origin, message).help(help));
+        }
+        nodes.push(member);
+    }
+    nodes.push(Node::new(Op::GroupEnd, 0, 0, NONE, origin.0));
 }
 
 fn node(text: &str, origin: Origin, faults: &mut Vec<Diagnostic>) -> Option<Node> {
@@ -206,9 +227,13 @@ pub fn write_plan(plan: &Plan) -> String {
             let word = word(node.op);
             let _ = match node.op {
                 Op::Refresh | Op::Reduce => write!(out, "{}{word}", node.stage),
-                Op::Agree | Op::Commit | Op::OverlapBegin | Op::OverlapBranch | Op::OverlapEnd => {
-                    write!(out, "{word}")
-                }
+                Op::Agree
+                | Op::Commit
+                | Op::OverlapBegin
+                | Op::OverlapBranch
+                | Op::OverlapEnd
+                | Op::GroupBegin
+                | Op::GroupEnd => write!(out, "{word}"),
                 _ => write!(out, "{}{word}{}", node.stage, node.microbatch),
             };
         }

@@ -7,6 +7,7 @@ use qeffect_core::code::Code;
 use qeffect_core::diag::Report;
 use qeffect_core::lang;
 use qeffect_core::render::{SourceMap, render};
+use qeffect_core::schedule::Transport;
 use qeffect_core::text::read_plan;
 
 use crate::page::Block;
@@ -35,7 +36,9 @@ fn judge_schedule(block: &Block) -> (Result<(), Report>, SourceMap) {
 fn judge_messages(block: &Block) -> (Result<(), Report>, SourceMap) {
     let (plan, map) = read_plan("example", "example.csv", &block.body);
     let verdict = plan.and_then(|plan| {
-        let faults = messages::check(&plan.nodes, &plan.schedule.placement);
+        let rendezvous = block.words().any(|word| word == "rendezvous");
+        let transport = if rendezvous { Transport::Rendezvous } else { Transport::Edge };
+        let faults = messages::check_on(&plan.nodes, &plan.schedule.placement, transport);
         if faults.is_empty() { Ok(()) } else { Err(Report::from_faults(faults)) }
     });
     (verdict, map)

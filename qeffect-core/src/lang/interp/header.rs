@@ -9,7 +9,7 @@ use crate::diag::Diagnostic;
 use crate::ids::Rank;
 use crate::lang::ast::*;
 use crate::origin::Origin;
-use crate::schedule::{Bounds, Costs, Expect, Measure, Schedule};
+use crate::schedule::{Bounds, Bytes, Costs, Expect, Measure, Schedule};
 
 impl Machine<'_> {
     /// A value of the header; `None` if it has none.
@@ -76,7 +76,7 @@ impl Machine<'_> {
         }
         let placement = self.placement(ranks, stages);
         let bounds = self.bounds(ranks);
-        let bytes = p.header.bytes.map(|(tape, work)| (self.budget(tape), self.budget(work)));
+        let bytes = p.header.bytes.map(|line| self.bytes(&line, ranks, stages));
         let coalesce = match p.header.coalesce {
             Some(id) => self.amount(id, "coalesce", MAX_MICROBATCHES),
             None => Some(1),
@@ -106,7 +106,7 @@ impl Machine<'_> {
             eval: p.header.eval,
             coalesce: coalesce?,
             bytes: match bytes {
-                Some((tape, work)) => Some((tape?, work?)),
+                Some(bytes) => Some(bytes?),
                 None => None,
             },
             origins: p.header.origins,
@@ -155,13 +155,34 @@ impl Machine<'_> {
         bounds
     }
 
-    fn budget(&mut self, id: ExprId) -> Option<u64> {
-        let value = self.header(id)?;
-        if value < 0 {
-            let message = format!("a budget of `bytes` is {value}, below 0");
-            self.header_fault(Code::Header, self.p.exprs[id as usize].origin, message);
+    fn bytes(&mut self, line: &BytesLine, ranks: u32, stages: u32) -> Option<Bytes> {
+        self.steps = MAX_STEPS;
+        Some(Bytes {
+            tape: self.sizes(line.tape, stages)?.into(),
+            work: self.sizes(line.work, stages)?.into(),
+            input: match line.input {
+                Some(input) => self.sizes(input, stages)?.into(),
+                None => Cow::Borrowed(&[]),
+            },
+            budget: self.sizes(line.budget, ranks)?.into(),
+            origin: line.origin,
+        })
+    }
+
+    /// A number of bytes for each of `count` stages or ranks.
+    fn sizes(&mut self, lambda: u32, count: u32) -> Option<Vec<u64>> {
+        let mut sizes = Vec::with_capacity(count as usize);
+        for n in 0..count {
+            let value = self.apply(lambda, n)?;
+            let Ok(size) = u64::try_from(value) else {
+                let body = self.p.lambdas[lambda as usize].body;
+                let message = format!("`bytes` has {value} for {n}, below 0");
+                self.header_fault(Code::Header, self.p.exprs[body as usize].origin, message);
+                return None;
+            };
+            sizes.push(size);
         }
-        u64::try_from(value).ok()
+        Some(sizes)
     }
 
     fn expects(&mut self) -> Vec<Expect> {

@@ -238,8 +238,7 @@ impl Parser<'_> {
         match field {
             "rank" => return self.rank(origin),
             "bytes" => {
-                let value = self.bytes()?;
-                self.draft.fields.bytes = Some((value, origin));
+                self.draft.fields.bytes = Some(self.bytes(origin)?);
             }
             "eval" => {
                 let mut value = true;
@@ -327,21 +326,26 @@ impl Parser<'_> {
         }
     }
 
-    /// `bytes(tape = a, work = b)`
-    fn bytes(&mut self) -> Parse<(ExprId, ExprId)> {
+    /// `bytes(tape = |s| a, work = |s| b, budget = |r| c)`
+    fn bytes(&mut self, field: Origin) -> Parse<BytesLine> {
+        const SHAPES: [(&str, &str); 4] = [
+            ("tape", "tape = |s| .."),
+            ("work", "work = |s| .."),
+            ("budget", "budget = |r| .."),
+            ("input", "input = |s| .."),
+        ];
         self.want_open('(')?;
-        let mut values = [None; 2];
+        let mut values = [None; 4];
         while !self.is_close(')') {
-            let n = match self.ident() {
-                Some("tape") => 0,
-                Some("work") => 1,
-                _ => return Err(self.expected("`tape` or `work`")),
+            let Some(n) = self.ident().and_then(|word| SHAPES.iter().position(|(name, _)| *name == word)) else {
+                return Err(self.expected("`tape`, `work`, `input` or `budget`"));
             };
             let origin = self.bump();
             self.want_punct("=")?;
-            let value = self.expr()?;
-            if values[n].replace(value).is_some() {
-                self.fault(Diagnostic::new(Code::Header, origin, "this budget is repeated"));
+            let value = self.closure_field(SHAPES[n].1, origin)?.map(|(lambda, _)| lambda);
+            if std::mem::replace(&mut values[n], value).is_some() {
+                let message = format!("`{}` of `bytes` is repeated", SHAPES[n].0);
+                self.fault(Diagnostic::new(Code::Header, origin, message));
             }
             if !self.is_close(')') && !self.eat_punct(",") {
                 return Err(self.expected("`,` or `)`"));
@@ -349,11 +353,11 @@ impl Parser<'_> {
         }
         let end = self.want_close(')')?;
         match values {
-            [Some(tape), Some(work)] => Ok((tape, work)),
+            [Some(tape), Some(work), Some(budget), input] => Ok(BytesLine { tape, work, input, budget, origin: field }),
             _ => {
-                let fault = Diagnostic::new(Code::Header, end, "`bytes` takes a budget for tapes and one for works")
-                    .help("`bytes(tape = .., work = ..);`");
-                Err(self.fault(fault))
+                let message = "`bytes` takes the sizes of tapes and works, and a budget for them";
+                let help = "write `bytes(tape = |s| .., work = |s| .., budget = |r| ..);`";
+                Err(self.fault(Diagnostic::new(Code::Header, end, message).help(help)))
             }
         }
     }

@@ -140,7 +140,7 @@ fn the_header_is_judged() {
         "the costs of F, I and W",
     );
     header(&edit("place: |s| s;", "place: |s| s; expect bubble(1, 0 - 1, 1) <= 3;"), Header, "a cost is -1");
-    header(&edit("place: |s| s;", "place: |s| s; bytes(tape = 3);"), Header, "one for works");
+    header(&edit("place: |s| s;", "place: |s| s; bytes(tape = |_| 3);"), Header, "and a budget");
     header(&edit("place: |s| s;", "place: |s| s; coalesce: 0;"), Header, "`coalesce:` is 0");
     header(&edit("place: |s| s;", "place: |s| s; F(0, 0);"), Syntax, "outside `rank");
     header(&edit("rank |r|", "rank |r, q|"), WrongArguments, "`rank` has one variable");

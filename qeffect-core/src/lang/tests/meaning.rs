@@ -129,7 +129,7 @@ fn the_whole_header_is_read() {
         place: |s| owner(s);
         slots: |r| 2 * P - r; tapes: |_| M; works: |_| 0;
         transport: rank_edge; update: step; coalesce: 2;
-        bytes(tape = 1024 * M, work = 512);
+        bytes(tape = |s| 1024 * M + s, work = |_| 512, budget = |r| 9000 - r);
         eval;
         expect idle(2, 1, 1) == 0;
         expect peak < 100 if false;
@@ -141,7 +141,9 @@ fn the_whole_header_is_read() {
     assert_eq!(schedule.bounds[1].slots, Some(3));
     assert_eq!((schedule.bounds[0].tapes, schedule.bounds[0].works), (Some(4), Some(0)));
     assert_eq!((schedule.transport, schedule.update, schedule.coalesce), (Transport::RankEdge, Update::Step, 2));
-    assert_eq!((schedule.bytes, schedule.eval), (Some((4096, 512)), true));
+    let bytes = schedule.bytes.unwrap();
+    assert_eq!((&bytes.tape[..], &bytes.work[..]), (&[4096, 4097, 4098, 4099][..], &[512; 4][..]));
+    assert_eq!((&bytes.budget[..], &bytes.input[..], schedule.eval), (&[9000, 8999][..], &[][..], true));
     assert_eq!(schedule.expects.len(), 2);
     assert_eq!((schedule.expects[1].measure, schedule.expects[1].compare), (Measure::Peak, Compare::Above));
     assert_eq!(*schedule.params, [("P".into(), 2), ("M".into(), 4)]);
