@@ -2,11 +2,14 @@
 //! one needs to mend them. The ids are those of `docs/cases.md`.
 #![allow(missing_docs)]
 
-use qeffect_core::check::{Options, check};
+use qeffect_core::check::{Options, check, messages};
 use qeffect_core::code::Code;
 use qeffect_core::diag::Report;
+use qeffect_core::ids::Rank;
 use qeffect_core::lang;
-use qeffect_core::plan::{Checked, Op};
+use qeffect_core::plan::{Checked, Node, Op};
+use qeffect_core::schedule::Transport;
+use qeffect_core::text::read_plan;
 
 /// Reads, interprets and checks a schedule over (P, M), given header fields and the body of `rank |r|`.
 fn judge(ranks: i64, microbatches: i64, fields: &str, body: &str) -> Result<Checked, Report> {
@@ -125,4 +128,44 @@ fn b56_full_and_split_backwards_mixed() {
     assert_eq!(ops.iter().filter(|(op, _)| *op == Op::Reduce).count(), 1);
     let messages = refused(Code::WorkConsumedTwice, judge(1, 1, "", "F(r, 0); B(r, 0); W(r, 0);"));
     assert_eq!(messages, ["W(0, 0) consumes work that is already consumed"]);
+}
+
+// case B31: two ranks that both send first. The verdict is that of the declared transport; a message has no size
+// in a schedule, so it cannot depend on one.
+#[test]
+fn b31_both_ranks_send_first() {
+    let judge = |rows: &str, transport: Transport| {
+        let raw = read_plan("case", "case.csv", rows).0.unwrap();
+        check(raw.schedule.clone(), &Options::AT_START).unwrap();
+        messages::check_on(&raw.nodes, &raw.schedule.placement, transport)
+    };
+    let crossed = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
+                   1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1";
+    let faults = judge(crossed, Transport::Rendezvous);
+    assert_eq!(faults.iter().map(|fault| fault.code).collect::<Vec<_>>(), [Code::Deadlock]);
+    assert_eq!(faults[0].message, "ranks 0 and 1 wait for each other");
+    let labels: Vec<&str> = faults[0].labels.iter().map(|label| label.text.as_ref()).collect();
+    assert!(
+        labels.iter().any(|text| text.contains("rank 0 stops at 0SEND_F1, waiting for 1RECV_F1 of rank 1")),
+        "{labels:?}"
+    );
+    // In one group the two go on together, whichever rank writes it.
+    for (from, to) in
+        [("0SEND_F1,0RECV_B0", "(0SEND_F1;0RECV_B0)GROUP"), ("1SEND_B0,1RECV_F1", "(1SEND_B0;1RECV_F1)GROUP")]
+    {
+        assert_eq!(judge(&crossed.replace(from, to), Transport::Rendezvous), []);
+    }
+    // A send that does not wait closes no circle.
+    assert_eq!(judge(crossed, Transport::Edge), []);
+    assert_eq!(judge(crossed, Transport::RankEdge), []);
+    // And what is lowered for the blocking stream never needs a group.
+    judge_schedule_on_rendezvous();
+}
+
+fn judge_schedule_on_rendezvous() {
+    for (ranks, microbatches) in [(2, 2), (4, 8)] {
+        let checked = judge(ranks, microbatches, "transport: rendezvous;", ONE_F_ONE_B).unwrap();
+        let nodes: Vec<Vec<Node>> = (0..ranks as u32).map(|rank| checked.plan.rank(Rank(rank)).to_vec()).collect();
+        assert_eq!(messages::check_on(&nodes, &checked.schedule.placement, Transport::Rendezvous), []);
+    }
 }
