@@ -37,9 +37,11 @@
 //! | [`schedules`] | GPipe, 1F1B, interleaved 1F1B, ZB-H1, ZB-V and evaluation, in `schedule!` |
 //! | [`runtime`] | devices, ops, stages, driver, optimizer |
 //! | [`mod@train`] | whole training runs, as `qeffect train` does them |
+//! | [`runtime`] | devices, ops, stages, driver, optimizer and training loop; [`model`] is what models are written with |
 
 pub use qeffect_core as core;
 pub use qeffect_runtime as runtime;
+pub use qeffect_runtime::prelude as model;
 pub use qeffect_schedules as schedules;
 pub use qeffect_schedules::schedule;
 

@@ -20,6 +20,7 @@ pub use crate::gradients::GradDst;
 use crate::gradients::Grads;
 use crate::ops::linear::Saved;
 use crate::pool::Pool;
+use crate::retained::Retained;
 use crate::stage::{CellId, ParamId, Role, StageSpec, TableId};
 use crate::state::{Bank, StageState, WorkingBufs};
 

@@ -113,7 +113,14 @@ impl Error {
         }
     }
 
-    pub(crate) fn shape(consumer: &str, expected: &str, found: Option<Act>) -> Error {
+    /// A branch that was taken by F is not taken by I or W.
+    #[doc(hidden)]
+    pub fn branch() -> Error {
+        Error::Config("the configuration of a stage has changed between two actions of a step".into())
+    }
+
+    /// A tensor of another shape than `consumer` takes.
+    pub fn shape(consumer: &str, expected: &str, found: Option<Act>) -> Error {
         Error::Shape {
             consumer: consumer.into(),
             expected: expected.into(),

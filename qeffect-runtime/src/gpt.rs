@@ -1,17 +1,29 @@
 //! The GPT: its configuration, how it is cut into stages, and the stages.
 
-mod block;
-mod stage;
+mod model;
 
-pub use block::{Block, BlockTape, BlockWork};
-pub use stage::{GptStage, GptTape, GptWork};
+pub use model::{Block, First, Last, Middle, Whole, block, first, last, middle, whole};
+
+use std::ops::Range;
 
 use qeffect_core::recipe::{Head as HeadFormat, Recipe};
 
+use crate::built::{Built, Cut};
 use crate::cmd::AttentionShape;
 use crate::error::{Error, Result};
+use crate::ops::embedding::Embedding;
+use crate::ops::layer_norm::LayerNorm;
+use crate::ops::linear::Linear;
 use crate::optim::NormPlan;
-use crate::stage::{Init, Stage};
+use crate::params::{Layers, Params, Registry};
+use crate::stage::{Init, ParamSpec, Stage, StageSpec};
+
+/// A stage: some blocks, with the embedding before the first and the head after the last.
+pub type GptStage = Cut<Built<first, First>, Built<middle, Middle>, Built<last, Last>, Built<whole, Whole>>;
+/// From F to I.
+pub type GptTape = <GptStage as Stage>::Tape;
+/// From I to W.
+pub type GptWork = <GptStage as Stage>::Work;
 
 /// Every size of a matrix product in FP8 is a multiple of this, tokens too: they are the inner size of a weight gradient.
 pub const FP8_ALIGNMENT: usize = 16;
@@ -129,27 +141,73 @@ impl GptConfig {
         if let Some(stage) = (1..blocks.len().saturating_sub(1)).find(|stage| blocks[*stage] == 0) {
             return Err(Error::Config(format!("stage {stage} holds nothing")));
         }
-        let mut first = 0;
-        let last = blocks.len() - 1;
-        Ok(blocks
-            .iter()
-            .enumerate()
-            .map(|(stage, count)| {
-                first += count;
-                GptStage::new(self, first - count..first, stage == 0, stage == last)
-            })
-            .collect())
+        let (mut done, last) = (0, blocks.len() - 1);
+        let cut = blocks.iter().enumerate().map(|(stage, count)| {
+            done += count;
+            self.stage(done - count..done, stage == 0, stage == last)
+        });
+        cut.collect()
+    }
+
+    /// The stage that holds `blocks` of the model, the embedding if it is the `first` and the head if it is the `last`.
+    fn stage(&self, blocks: Range<usize>, first: bool, last: bool) -> Result<GptStage> {
+        let boundary = [self.tokens(), self.hidden];
+        let layers = self.layers(blocks);
+        Ok(match (first, last) {
+            (true, false) => Cut::First(Built::new(self.recipe, boundary, self.first(layers))?),
+            (false, false) => Cut::Middle(Built::new(self.recipe, boundary, Middle { blocks: layers })?),
+            (false, true) => Cut::Last(Built::new(self.recipe, boundary, self.last(layers))?),
+            (true, true) => Cut::Whole(Built::new(self.recipe, boundary, self.whole(layers))?),
+        })
+    }
+
+    fn layers(&self, blocks: Range<usize>) -> Layers<Block> {
+        Layers::new(blocks.start, blocks.map(|_| self.block()).collect())
+    }
+
+    fn block(&self) -> Block {
+        let (hidden, ffn, residual) = (self.hidden, self.ffn, self.residual_init());
+        let linear = |shape| Linear::of(shape).init(self.init());
+        Block {
+            ln1: LayerNorm::of(hidden),
+            qkv: linear([hidden, 3 * hidden]),
+            shape: self.attention(),
+            proj: linear([hidden, hidden]).init(residual),
+            ln2: LayerNorm::of(hidden),
+            fc1: linear([hidden, ffn]),
+            fc2: linear([ffn, hidden]).init(residual),
+        }
+    }
+
+    fn first(&self, blocks: Layers<Block>) -> First {
+        First { embedding: Embedding::of(self.vocab, self.seq, self.hidden).init(self.init()), blocks }
+    }
+
+    fn last(&self, blocks: Layers<Block>) -> Last {
+        let fp8 = self.recipe.delayed().is_some_and(|delayed| delayed.head == HeadFormat::Fp8);
+        let head = Linear::of([self.hidden, self.vocab]).unbiased().init(self.init()).quantised(fp8);
+        Last { blocks, ln_f: LayerNorm::of(self.hidden), head }
+    }
+
+    fn whole(&self, blocks: Layers<Block>) -> Whole {
+        Whole { first: self.first(blocks), last: self.last(Layers::new(self.layers, Vec::new())) }
+    }
+
+    /// Parameters of the whole model, in the order of its layers.
+    fn specs(&self) -> Vec<ParamSpec> {
+        let mut spec = StageSpec::new(self.recipe);
+        self.whole(self.layers(0..self.layers)).register(&mut Registry::new(&mut spec));
+        spec.params
     }
 
     /// Where the norm's partial sums lie, the same for every cut.
     pub fn norm_plan(&self) -> Result<NormPlan> {
-        let whole = GptStage::new(self, 0..self.layers, true, true);
-        NormPlan::new(whole.spec().params.iter().map(|param| (param.path.as_str(), param.elements())))
+        let specs = self.specs();
+        NormPlan::new(specs.iter().map(|param| (param.path.as_str(), param.elements())))
     }
 
     /// Number of parameters.
     pub fn parameters(&self) -> usize {
-        let whole = GptStage::new(self, 0..self.layers, true, true);
-        whole.spec().params.iter().map(|param| param.elements()).sum()
+        self.specs().iter().map(ParamSpec::elements).sum()
     }
 }

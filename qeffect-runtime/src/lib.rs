@@ -6,6 +6,7 @@
 //! through a [`transport`]; a [`session`] runs all ranks.
 
 pub mod act;
+pub mod built;
 pub mod cmd;
 pub mod cpu;
 pub mod cx;
@@ -18,7 +19,9 @@ pub mod kernels;
 pub mod op;
 pub mod ops;
 pub mod optim;
+pub mod params;
 pub mod pool;
+pub mod prelude;
 pub mod profile;
 pub mod rank;
 pub mod retained;

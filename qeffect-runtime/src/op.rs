@@ -4,7 +4,7 @@
 //! says what it takes and gives. A function with `#[stage]` calls the function; what runs is the type. Such a function is
 //! an op too, so stages are made of ops and of other stages.
 
-use qeffect_core::token::{Bwd, Fwd, Token};
+pub use qeffect_core::token::{Bwd, Fwd, Token};
 
 use crate::act::Act;
 use crate::cx::Cx;

@@ -1,6 +1,7 @@
 //! Retained work: what an action leaves for a later one, consumed exactly once, and its layout.
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 
 use crate::act::{Act, Fp8, Kept};
 use crate::cx::Cx;
@@ -38,12 +39,25 @@ impl Layout {
 
     /// Adds a part under its name.
     pub fn part(&mut self, name: &str, part: &impl Retained) {
+        let outer = self.enter(name);
+        part.layout(self);
+        self.leave(outer);
+    }
+
+    /// What follows is under this name, until [`Layout::leave`] with what this gives.
+    #[doc(hidden)]
+    pub fn enter(&mut self, name: &str) -> usize {
         let outer = self.path.len();
         if outer > 0 {
             self.path.push('.');
         }
         self.path.push_str(name);
-        part.layout(self);
+        outer
+    }
+
+    /// Ends [`Layout::enter`].
+    #[doc(hidden)]
+    pub fn leave(&mut self, outer: usize) {
         self.path.truncate(outer);
     }
 
@@ -63,6 +77,11 @@ impl Layout {
         distinct.values().sum()
     }
 }
+
+/// Never `Clone`: what makes a second implementation of `Clone` for retained work a conflict.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Fence<'a>(PhantomData<&'a ()>);
 
 impl Retained for Kept {
     fn layout(&self, layout: &mut Layout) {

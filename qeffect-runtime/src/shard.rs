@@ -28,7 +28,7 @@ use crate::gradients::Grads;
 use crate::optim::{Measured, NormPlan, OptimConfig, Verdict};
 use crate::pool::Pool;
 use crate::rng;
-use crate::stage::{Init, ParamId, ParamKind, Role, Stage, StageSpec};
+use crate::stage::{Init, ParamId, Role, Stage, StageSpec};
 use crate::state::{Bank, StageState, WorkingBufs};
 
 /// What a run fixes for all its ranks.
@@ -436,8 +436,8 @@ impl<S: Stage> Shard<S> {
         for part in &self.parts {
             part.state.restore_cells(device, flag)?;
             part.state.step_cells(device, flag)?;
-            for (spec, param) in part.stage.spec().params.iter().zip(&part.state.params) {
-                let weight_decay = if spec.kind == ParamKind::Vector { 0.0 } else { weight_decay };
+            for (id, param) in part.state.params.iter().enumerate() {
+                let weight_decay = if part.stage.spec().decays(ParamId(id)) { weight_decay } else { 0.0 };
                 device.issue(&Cmd::AdamW {
                     param: param.master.buf,
                     grad: param.grad.buf,

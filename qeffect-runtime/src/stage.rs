@@ -10,6 +10,9 @@
 //!
 //! Whatever decides bits is named by the path of the layer in the whole model, never by stage or rank.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use qeffect_core::recipe::Recipe;
 use qeffect_core::token::{Bwd, Fwd, Token};
 
@@ -60,6 +63,11 @@ pub trait Stage {
 /// A parameter of a stage, by its position in [`StageSpec::params`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ParamId(pub usize);
+
+impl ParamId {
+    /// Of a parameter that is not registered yet.
+    pub(crate) const UNREGISTERED: ParamId = ParamId(usize::MAX);
+}
 
 /// A state cell of a stage, by its position among the cells of its role.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -183,6 +191,19 @@ pub struct StageSpec {
     pub params: Vec<ParamSpec>,
     cells: [Vec<String>; 3],
     tables: Vec<TableSpec>,
+    decays: BTreeMap<ParamId, bool>,
+    views: Vec<ViewSpec>,
+}
+
+/// A part of a packed parameter under a name of its own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ViewSpec {
+    /// Its name in the whole model: `blocks.3.q.weight`.
+    pub path: String,
+    /// Of which parameter.
+    pub param: ParamId,
+    /// Which rows; of a vector, which elements.
+    pub rows: Range<usize>,
 }
 
 impl StageSpec {
@@ -195,6 +216,8 @@ impl StageSpec {
             params: Vec::new(),
             cells: Default::default(),
             tables: Vec::new(),
+            decays: BTreeMap::new(),
+            views: Vec::new(),
         }
     }
 
@@ -216,6 +239,27 @@ impl StageSpec {
     /// Its tables.
     pub fn tables(&self) -> &[TableSpec] {
         &self.tables
+    }
+
+    /// Whether the optimizer lets a parameter decay: by itself a matrix does and a vector does not.
+    pub fn decays(&self, param: ParamId) -> bool {
+        let matrix = || self.params.get(param.0).is_some_and(|spec| spec.kind != ParamKind::Vector);
+        self.decays.get(&param).copied().unwrap_or_else(matrix)
+    }
+
+    /// Has the optimizer let a parameter decay, or not.
+    pub fn set_decay(&mut self, param: ParamId, decay: bool) {
+        self.decays.insert(param, decay);
+    }
+
+    /// Parts of packed parameters by names of their own.
+    pub fn views(&self) -> &[ViewSpec] {
+        &self.views
+    }
+
+    /// Names a part of a parameter.
+    pub fn add_view(&mut self, path: String, param: ParamId, rows: Range<usize>) {
+        self.views.push(ViewSpec { path, param, rows });
     }
 
     /// Adds a state cell of the layer `path`.

@@ -5,29 +5,18 @@ mod golden;
 use golden::Golden;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_core::token::{Bwd, Fwd, Token};
-use qeffect_runtime::act::Act;
 use qeffect_runtime::cpu::CpuDevice;
-use qeffect_runtime::cx::Cx;
 use qeffect_runtime::data::Windows;
-use qeffect_runtime::error::{Error, Result};
 use qeffect_runtime::kernels::Scratch;
 use qeffect_runtime::kernels::attention::{AttentionShape, attention_backward, attention_forward};
 use qeffect_runtime::kernels::rms_norm::{rms_norm_backward, rms_norm_forward};
-use qeffect_runtime::kernels::rotary::{RotaryShape, rotary, rotary_table};
+use qeffect_runtime::kernels::rotary::{RotaryShape, rotary as turn, rotary_table};
 use qeffect_runtime::kernels::silu::{silu_backward, silu_forward, swiglu_backward, swiglu_forward};
-use qeffect_runtime::op::{Op, PureOp};
-use qeffect_runtime::ops::attention::{AttentionOp, AttentionTape};
-use qeffect_runtime::ops::dropout::{Dropout, DropoutOp};
-use qeffect_runtime::ops::embedding::{Embedding, EmbeddingWork};
-use qeffect_runtime::ops::head::{Head, HeadTape};
-use qeffect_runtime::ops::linear::{Linear, LinearOp, LinearTape, LinearWork};
-use qeffect_runtime::ops::rms_norm::{RmsNorm, RmsNormOp, RmsNormTape};
-use qeffect_runtime::ops::rotary::{Rotary, RotaryOp};
-use qeffect_runtime::ops::silu::{SiluOp, SiluTape, SwigluOp};
 use qeffect_runtime::optim::{NormPlan, OptimConfig};
+use qeffect_runtime::prelude::*;
 use qeffect_runtime::rng;
 use qeffect_runtime::shard::{Shard, ShardConfig};
-use qeffect_runtime::stage::{Init, Layout, Retained, Stage, StageSpec};
+use qeffect_runtime::stage::{Init, Stage as _};
 
 fn cases(golden: &Golden, op: &str, output: &str) -> Vec<String> {
     let names = golden.names(&format!("{op}/"));
@@ -63,9 +52,9 @@ fn rotary_follows_pytorch() {
         let table: Vec<f32> =
             rotary_table(length, head_dim, f64::from(base[0])).into_iter().map(|x| x as f32).collect();
         let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-        rotary(shape, &table, false, &x, &mut y).unwrap();
+        turn(shape, &table, false, &x, &mut y).unwrap();
         golden.compare(&format!("{case}/y"), &y);
-        rotary(shape, &table, true, &dy, &mut dx).unwrap();
+        turn(shape, &table, true, &dy, &mut dx).unwrap();
         golden.compare(&format!("{case}/dx"), &dx);
     }
 }
@@ -108,216 +97,75 @@ fn silu_and_swiglu_follow_pytorch() {
     }
 }
 
-/// One layer of a chain.
-enum Layer {
-    Norm(RmsNorm),
-    Linear(Linear),
-    Rotary(Rotary),
-    Attention(AttentionShape),
-    Dropout(Dropout),
-    Silu,
-    Swiglu,
-}
-
-#[must_use]
-enum LayerTape {
-    Norm(RmsNormTape),
-    Linear(LinearTape),
-    Attention(AttentionTape),
-    Silu(SiluTape),
-    Nothing,
-}
-
-impl Retained for LayerTape {
-    fn layout(&self, layout: &mut Layout) {
-        match self {
-            LayerTape::Norm(tape) => tape.layout(layout),
-            LayerTape::Linear(tape) => tape.layout(layout),
-            LayerTape::Attention(tape) => tape.layout(layout),
-            LayerTape::Silu(tape) => tape.layout(layout),
-            LayerTape::Nothing => {}
-        }
-    }
-
-    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
-        match self {
-            LayerTape::Norm(tape) => tape.release(cx),
-            LayerTape::Linear(tape) => tape.release(cx),
-            LayerTape::Attention(tape) => tape.release(cx),
-            LayerTape::Silu(tape) => tape.release(cx),
-            LayerTape::Nothing => Ok(()),
-        }
-    }
-}
-
-/// An embedding, a chain of layers, a head.
+/// Parameters of a chain of all these ops, from the embedding to the loss.
+#[derive(Params)]
+#[params(crate = qeffect_runtime)]
 struct Chain {
-    spec: StageSpec,
+    #[params(name = "")]
     embedding: Embedding,
-    layers: Vec<Layer>,
-    head: Head,
+    norm1: RmsNorm,
+    qkv: Linear,
+    rotary: Rotary,
+    #[params(config)]
+    attention: AttentionShape,
+    #[params(config)]
+    drop1: Dropout,
+    up: Linear,
+    down: Linear,
+    #[params(config)]
+    drop2: Dropout,
+    ln_f: LayerNorm,
+    head: Linear,
+}
+
+#[stage(crate = qeffect_runtime)]
+fn chain(w: &Chain) -> Loss {
+    let x = rms_norm(embedding(&w.embedding), &w.norm1);
+    let x = attention(rotary(linear(x, &w.qkv), &w.rotary), &w.attention);
+    let x = swiglu(linear(dropout(x, &w.drop1), &w.up));
+    let x = dropout(silu(linear(x, &w.down)), &w.drop2);
+    cross_entropy(linear(layer_norm(x, &w.ln_f), &w.head))
 }
 
 const SEQ: usize = 5;
 const SEQUENCES: usize = 2;
 const VOCABULARY: usize = 11;
 
-impl Chain {
-    fn new(rate: f64) -> Chain {
-        let (hidden, ffn) = (12, 7);
-        let attention = AttentionShape { sequences: SEQUENCES, length: SEQ, heads: 6, kv_heads: 2, head_dim: 2 };
-        let mut spec = StageSpec::new("f64".parse().unwrap());
-        let init = Init::Normal(0.7);
-        let embedding = Embedding::new(&mut spec, VOCABULARY, SEQ, hidden, init);
-        let linear =
-            |spec: &mut StageSpec, path: &str, sizes| Layer::Linear(Linear::new(spec, path, sizes, false, init, false));
-        let layers = vec![
-            Layer::Norm(RmsNorm::new(&mut spec, "norm1", hidden)),
-            linear(&mut spec, "qkv", [hidden, attention.width()]),
-            Layer::Rotary(Rotary::new(&mut spec, &attention, 1e4).unwrap()),
-            Layer::Attention(attention),
-            Layer::Dropout(Dropout::new("drop1", rate, 3).unwrap()),
-            linear(&mut spec, "up", [hidden, 2 * ffn]),
-            Layer::Swiglu,
-            linear(&mut spec, "down", [ffn, hidden]),
-            Layer::Silu,
-            Layer::Dropout(Dropout::new("drop2", rate, 3).unwrap()),
-        ];
-        let head = Head::new(&mut spec, hidden, VOCABULARY, init, false);
-        Chain { spec, embedding, layers, head }
-    }
-}
+type ChainStage = Built<chain, Chain>;
 
-impl Stage for Chain {
-    type Tape = (Vec<LayerTape>, HeadTape);
-    type Work = (Vec<LinearWork>, LinearWork, EmbeddingWork);
-
-    fn spec(&self) -> &StageSpec {
-        &self.spec
-    }
-
-    fn forward(
-        &self,
-        cx: &mut Cx<'_>,
-        _: Option<Act>,
-        token: Token<Fwd>,
-    ) -> Result<(Option<Act>, Self::Tape, Token<Fwd>)> {
-        let (mut x, mut token, mut tapes) = (self.embedding.forward(cx)?, token, Vec::new());
-        for layer in &self.layers {
-            let (y, tape) = match layer {
-                Layer::Norm(p) => {
-                    let (y, tape) = <RmsNormOp as PureOp>::forward(cx, x, p)?;
-                    (y, LayerTape::Norm(tape))
-                }
-                Layer::Linear(p) => {
-                    let (y, tape, after) = LinearOp::forward(cx, x, p, token)?;
-                    token = after;
-                    (y, LayerTape::Linear(tape))
-                }
-                Layer::Rotary(p) => (<RotaryOp as PureOp>::forward(cx, x, p)?.0, LayerTape::Nothing),
-                Layer::Attention(p) => {
-                    let (y, tape) = <AttentionOp as PureOp>::forward(cx, x, p)?;
-                    (y, LayerTape::Attention(tape))
-                }
-                Layer::Dropout(p) => (<DropoutOp as PureOp>::forward(cx, x, p)?.0, LayerTape::Nothing),
-                Layer::Silu => {
-                    let (y, tape) = <SiluOp as PureOp>::forward(cx, x, ())?;
-                    (y, LayerTape::Silu(tape))
-                }
-                Layer::Swiglu => {
-                    let (y, tape) = <SwigluOp as PureOp>::forward(cx, x, ())?;
-                    (y, LayerTape::Silu(tape))
-                }
-            };
-            cx.free(x)?;
-            tapes.push(tape);
-            x = y;
-        }
-        let (head, token) = self.head.forward(cx, x, token)?;
-        cx.free(x)?;
-        Ok((None, (tapes, head), token))
-    }
-
-    fn input_grad(
-        &self,
-        cx: &mut Cx<'_>,
-        _: Option<Act>,
-        (tapes, head): Self::Tape,
-        token: Token<Bwd>,
-    ) -> Result<(Option<Act>, Self::Work, Token<Bwd>)> {
-        let (mut dy, head, mut token) = self.head.input_grad(cx, head, token)?;
-        let mut works = Vec::new();
-        for (layer, tape) in self.layers.iter().zip(tapes).rev() {
-            let dx = match (layer, tape) {
-                (Layer::Norm(p), LayerTape::Norm(tape)) => <RmsNormOp as PureOp>::input_grad(cx, dy, p, tape)?,
-                (Layer::Linear(p), LayerTape::Linear(tape)) => {
-                    let (dx, work, after) = LinearOp::input_grad(cx, dy, p, tape, token)?;
-                    token = after;
-                    works.push(work);
-                    dx
-                }
-                (Layer::Rotary(p), _) => <RotaryOp as PureOp>::input_grad(cx, dy, p, ())?,
-                (Layer::Attention(p), LayerTape::Attention(tape)) => {
-                    <AttentionOp as PureOp>::input_grad(cx, dy, p, tape)?
-                }
-                (Layer::Dropout(p), _) => <DropoutOp as PureOp>::input_grad(cx, dy, p, ())?,
-                (Layer::Silu, LayerTape::Silu(tape)) => <SiluOp as PureOp>::input_grad(cx, dy, (), tape)?,
-                (Layer::Swiglu, LayerTape::Silu(tape)) => <SwigluOp as PureOp>::input_grad(cx, dy, (), tape)?,
-                _ => return Err(Error::Config("the tape of another layer".into())),
-            };
-            cx.free(dy)?;
-            dy = dx;
-        }
-        let embedding = self.embedding.input_grad(cx, dy)?;
-        cx.free(dy)?;
-        Ok((None, (works, head, embedding), token))
-    }
-
-    fn weight_grad(&self, cx: &mut Cx<'_>, (works, head, embedding): Self::Work) -> Result<()> {
-        let linears = self.layers.iter().rev().filter_map(|layer| match layer {
-            Layer::Linear(linear) => Some(linear),
-            _ => None,
-        });
-        for (linear, work) in linears.zip(works) {
-            LinearOp::weight_grad(cx, linear, work)?;
-        }
-        self.head.weight_grad(cx, head)?;
-        self.embedding.weight_grad(cx, embedding)
-    }
-
-    fn evaluate(&self, cx: &mut Cx<'_>, _: Option<Act>) -> Result<Option<Act>> {
-        let mut x = self.embedding.forward(cx)?;
-        for layer in &self.layers {
-            let y = match layer {
-                Layer::Norm(p) => <RmsNormOp as PureOp>::evaluate(cx, x, p)?,
-                Layer::Linear(p) => LinearOp::evaluate(cx, x, p)?,
-                Layer::Rotary(p) => <RotaryOp as PureOp>::evaluate(cx, x, p)?,
-                Layer::Attention(p) => <AttentionOp as PureOp>::evaluate(cx, x, p)?,
-                Layer::Dropout(p) => <DropoutOp as PureOp>::evaluate(cx, x, p)?,
-                Layer::Silu => <SiluOp as PureOp>::evaluate(cx, x, ())?,
-                Layer::Swiglu => <SwigluOp as PureOp>::evaluate(cx, x, ())?,
-            };
-            cx.free(x)?;
-            x = y;
-        }
-        let logits = self.head.evaluate(cx, x)?;
-        cx.free(x)?;
-        Ok(Some(logits))
-    }
+fn chain_stage(rate: f64) -> ChainStage {
+    let (hidden, ffn) = (12, 7);
+    let shape = AttentionShape { sequences: SEQUENCES, length: SEQ, heads: 6, kv_heads: 2, head_dim: 2 };
+    let init = Init::Normal(0.7);
+    let linear = |sizes| Linear::of(sizes).unbiased().init(init);
+    let params = Chain {
+        embedding: Embedding::of(VOCABULARY, SEQ, hidden).init(init),
+        norm1: RmsNorm::of(hidden),
+        qkv: linear([hidden, shape.width()]),
+        rotary: Rotary::of(&shape, 1e4).unwrap(),
+        attention: shape,
+        drop1: Dropout::new("drop1", rate, 3).unwrap(),
+        up: linear([hidden, 2 * ffn]),
+        down: linear([ffn, hidden]),
+        drop2: Dropout::new("drop2", rate, 3).unwrap(),
+        ln_f: LayerNorm::of(hidden),
+        head: linear([hidden, VOCABULARY]),
+    };
+    Built::new("f64".parse().unwrap(), [SEQ * SEQUENCES, hidden], params).unwrap()
 }
 
 const MICROBATCHES: u32 = 2;
 const STAGE: StageId = StageId(0);
 
 struct Rig {
-    shard: Shard<Chain>,
+    shard: Shard<ChainStage>,
     tokens: Option<(Token<Fwd>, Token<Bwd>)>,
 }
 
 impl Rig {
     fn new(rate: f64) -> Rig {
-        let chain = Chain::new(rate);
-        let sizes = chain.spec.params.iter().map(|param| (param.path.as_str(), param.elements()));
+        let chain = chain_stage(rate);
+        let sizes = chain.spec().params.iter().map(|param| (param.path.as_str(), param.elements()));
         let config = ShardConfig {
             microbatches: MICROBATCHES,
             gradients: qeffect_core::bind::Gradients::Copied,

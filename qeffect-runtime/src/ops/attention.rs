@@ -1,35 +1,32 @@
 //! Causal attention over packed queries, keys and values, which heads may share in groups. The backward recomputes the probabilities.
 
+use qeffect_macros::retained;
+
 use crate::act::{Act, Kept};
 use crate::cmd::{AttentionShape, Cmd};
 use crate::cx::Cx;
 use crate::error::{Error, Result};
-use crate::op::PureOp;
-use crate::stage::{Layout, Retained};
+use crate::op::{PureOp, witness};
+use crate::stage::Retained;
 
 /// From F to I: the packed input, and the log-sum-exp of each row of scores.
-#[must_use = "a tape is consumed by exactly one input gradient"]
+#[retained(crate = crate)]
 #[derive(PartialEq, Eq, Debug)]
 pub struct AttentionTape {
     qkv: Kept,
     lse: Kept,
 }
 
-impl Retained for AttentionTape {
-    fn layout(&self, layout: &mut Layout) {
-        layout.kept("qkv", &self.qkv);
-        layout.kept("lse", &self.lse);
-    }
-
-    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
-        cx.release(self.qkv)?;
-        cx.release(self.lse)
-    }
-}
-
 /// The op.
 #[derive(Debug)]
 pub enum AttentionOp {}
+
+pub use AttentionOp as attention;
+
+/// Causal attention over packed `[q | k | v]`.
+pub fn attention(_qkv: Act, _shape: &AttentionShape) -> Act {
+    witness("attention")
+}
 
 fn run(cx: &mut Cx<'_>, qkv: Act, shape: &AttentionShape) -> Result<(Act, Act)> {
     if (qkv.rows, qkv.cols) != (shape.tokens(), shape.width()) {

@@ -5,7 +5,7 @@ use crate::act::Act;
 use crate::cmd::{Cmd, DropoutKey, DropoutRate};
 use crate::cx::Cx;
 use crate::error::{Error, Result};
-use crate::op::PureOp;
+use crate::op::{PureOp, witness};
 use crate::rng;
 
 /// A dropout layer.
@@ -39,6 +39,13 @@ impl Dropout {
 /// The op.
 #[derive(Debug)]
 pub enum DropoutOp {}
+
+pub use DropoutOp as dropout;
+
+/// A share of the elements 0, the others scaled up.
+pub fn dropout(_x: Act, _p: &Dropout) -> Act {
+    witness("dropout")
+}
 
 impl PureOp for DropoutOp {
     type Param<'a> = &'a Dropout;

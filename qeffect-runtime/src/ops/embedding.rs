@@ -1,36 +1,33 @@
 //! Token and position embeddings, read from the masters. Their gradients come from W, a partial per microbatch, from the
 //! gradient of the output that I retains.
 
+use qeffect_core::token::{Bwd, Fwd, Token};
+use qeffect_macros::retained;
+
 use crate::act::{Act, Kept};
 use crate::cmd::Cmd;
 use crate::cx::Cx;
 use crate::error::Result;
-use crate::stage::{Init, Layout, ParamId, ParamKind, ParamSpec, Retained, StageSpec, Working};
+use crate::op::{Effects, Op, witness};
+use crate::params::{Params, Registry};
+use crate::stage::{Init, ParamId, ParamKind, ParamSpec, Retained, StageSpec, Working};
 
 /// The two tables.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     table: ParamId,
     positions: ParamId,
+    vocab: usize,
     seq: usize,
     hidden: usize,
+    init: Init,
 }
 
 /// From I to W: the gradient of the output.
-#[must_use = "retained work is consumed by exactly one weight gradient"]
+#[retained(crate = crate)]
 #[derive(PartialEq, Eq, Debug)]
 pub struct EmbeddingWork {
     dy: Kept,
-}
-
-impl Retained for EmbeddingWork {
-    fn layout(&self, layout: &mut Layout) {
-        layout.kept("dy", &self.dy);
-    }
-
-    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
-        cx.release(self.dy)
-    }
 }
 
 impl Embedding {
@@ -40,11 +37,20 @@ impl Embedding {
             let (kind, working) = (ParamKind::Embedding, Working::Master);
             spec.param(ParamSpec { path: path.into(), rows, cols: hidden, init, kind, working })
         };
-        Embedding { table: matrix("wte", vocab), positions: matrix("wpe", seq), seq, hidden }
+        Embedding { table: matrix("wte", vocab), positions: matrix("wpe", seq), vocab, seq, hidden, init }
+    }
+    /// Tables of so many tokens and positions, that are to be registered with the struct they stand in.
+    pub const fn of(vocab: usize, seq: usize, hidden: usize) -> Embedding {
+        let (table, positions) = (ParamId::UNREGISTERED, ParamId::UNREGISTERED);
+        Embedding { table, positions, vocab, seq, hidden, init: Init::Normal(0.02) }
     }
 
-    /// F: the embedded tokens of the microbatch.
-    pub fn forward(&self, cx: &mut Cx<'_>) -> Result<Act> {
+    /// With other first values.
+    pub fn init(self, init: Init) -> Embedding {
+        Embedding { init, ..self }
+    }
+
+    fn run(&self, cx: &mut Cx<'_>) -> Result<Act> {
         let tokens = cx.tokens()?;
         let out = cx.lease(tokens.rows, self.hidden)?;
         cx.issue(Cmd::Embed {
@@ -57,24 +63,64 @@ impl Embedding {
         })?;
         Ok(out)
     }
+}
 
-    /// I: there is no dX; dy is what W needs.
-    pub fn input_grad(&self, cx: &mut Cx<'_>, dy: Act) -> Result<EmbeddingWork> {
-        Ok(EmbeddingWork { dy: cx.keep(dy)? })
+impl Params for Embedding {
+    fn register(&mut self, registry: &mut Registry<'_>) {
+        let init = registry.init(self.init);
+        *self = Embedding::new(registry.spec(), self.vocab, self.seq, self.hidden, init);
+    }
+}
+
+/// The op.
+#[derive(Debug)]
+pub enum EmbeddingOp {}
+
+pub use EmbeddingOp as embedding;
+
+/// The embedded tokens of the microbatch, plus those of their positions.
+pub fn embedding(_p: &Embedding) -> Act {
+    witness("embedding")
+}
+
+impl Op for EmbeddingOp {
+    const EFFECTS: Effects = Effects::NONE;
+    type Input = ();
+    type Output = Act;
+    type Param<'a> = &'a Embedding;
+    type Tape = ();
+    type Work = EmbeddingWork;
+
+    fn forward(cx: &mut Cx<'_>, (): (), p: &Embedding, token: Token<Fwd>) -> Result<(Act, (), Token<Fwd>)> {
+        Ok((p.run(cx)?, (), token))
     }
 
-    /// W.
-    pub fn weight_grad(&self, cx: &mut Cx<'_>, work: EmbeddingWork) -> Result<()> {
-        let (table_grad, positions_grad) = (cx.grad(self.table)?, cx.grad(self.positions)?);
+    /// There is no dX; dy is what W needs.
+    fn input_grad(
+        cx: &mut Cx<'_>,
+        dy: Act,
+        _: &Embedding,
+        (): (),
+        token: Token<Bwd>,
+    ) -> Result<((), EmbeddingWork, Token<Bwd>)> {
+        Ok(((), EmbeddingWork { dy: cx.keep(dy)? }, token))
+    }
+
+    fn weight_grad(cx: &mut Cx<'_>, p: &Embedding, work: EmbeddingWork) -> Result<()> {
+        let (table_grad, positions_grad) = (cx.grad(p.table)?, cx.grad(p.positions)?);
         cx.issue(Cmd::EmbedGrad {
             tokens: cx.tokens()?.buf,
             order: cx.token_order()?.buf,
             dy: work.dy.act().buf,
             table_grad: table_grad.act().buf,
             positions_grad: positions_grad.act().buf,
-            seq: self.seq,
-            cols: self.hidden,
+            seq: p.seq,
+            cols: p.hidden,
         })?;
         work.release(cx)
+    }
+
+    fn evaluate(cx: &mut Cx<'_>, (): (), p: &Embedding) -> Result<Act> {
+        p.run(cx)
     }
 }

@@ -1,11 +1,14 @@
 //! Layer norm over rows, with gain and bias read from the masters.
 
+use qeffect_macros::retained;
+
 use crate::act::{Act, Kept};
 use crate::cmd::Cmd;
 use crate::cx::Cx;
 use crate::error::{Error, Result};
-use crate::op::PureOp;
-use crate::stage::{Init, Layout, ParamId, ParamKind, ParamSpec, Retained, StageSpec, Working};
+use crate::op::{PureOp, witness};
+use crate::params::{Params, Registry};
+use crate::stage::{Init, ParamId, ParamKind, ParamSpec, Retained, StageSpec, Working};
 
 /// A layer norm.
 #[derive(Clone, Debug)]
@@ -16,7 +19,19 @@ pub struct LayerNorm {
     bias: ParamId,
 }
 
+impl Params for LayerNorm {
+    fn register(&mut self, registry: &mut Registry<'_>) {
+        let path = registry.path().to_owned();
+        *self = LayerNorm::new(registry.spec(), &path, self.cols);
+    }
+}
+
 impl LayerNorm {
+    /// A norm over so many columns, that is to be registered with the struct it stands in.
+    pub const fn of(cols: usize) -> LayerNorm {
+        LayerNorm { path: String::new(), cols, gain: ParamId::UNREGISTERED, bias: ParamId::UNREGISTERED }
+    }
+
     /// Registers the layer `path`.
     pub fn new(spec: &mut StageSpec, path: &str, cols: usize) -> LayerNorm {
         let mut vector = |name: &str, init: Init| {
@@ -46,7 +61,7 @@ impl LayerNorm {
 }
 
 /// From F to I: the input and its statistics.
-#[must_use = "a tape is consumed by exactly one input gradient"]
+#[retained(crate = crate)]
 #[derive(PartialEq, Eq, Debug)]
 pub struct LayerNormTape {
     x: Kept,
@@ -54,23 +69,16 @@ pub struct LayerNormTape {
     rstd: Kept,
 }
 
-impl Retained for LayerNormTape {
-    fn layout(&self, layout: &mut Layout) {
-        layout.kept("x", &self.x);
-        layout.kept("mean", &self.mean);
-        layout.kept("rstd", &self.rstd);
-    }
-
-    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
-        cx.release(self.x)?;
-        cx.release(self.mean)?;
-        cx.release(self.rstd)
-    }
-}
-
 /// The op.
 #[derive(Debug)]
 pub enum LayerNormOp {}
+
+pub use LayerNormOp as layer_norm;
+
+/// Rows with mean 0 and variance 1, times gain, plus bias.
+pub fn layer_norm(_x: Act, _p: &LayerNorm) -> Act {
+    witness("layer_norm")
+}
 
 impl PureOp for LayerNormOp {
     type Param<'a> = &'a LayerNorm;

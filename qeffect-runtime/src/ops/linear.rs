@@ -5,12 +5,14 @@
 //! the cache, with its own factor. The bias gradient is summed in I, from dy as it was before the cast.
 
 use qeffect_core::token::{Bwd, Fwd, Token};
+use qeffect_macros::{effect, retained};
 
 use crate::act::{Act, Fp8, Kept};
 use crate::cmd::Operand;
 use crate::cx::Cx;
 use crate::error::{Error, Result};
-use crate::op::{Effects, Op};
+use crate::op::{Op, witness};
+use crate::params::{Params, Registry};
 use crate::stage::{CellId, Init, Layout, ParamId, ParamKind, ParamSpec, Retained, Role, StageSpec, Working};
 use crate::state::WorkingBufs;
 
@@ -23,6 +25,8 @@ pub struct Linear {
     weight: ParamId,
     bias: Option<ParamId>,
     cells: Option<Cells>,
+    init: Init,
+    fp8: bool,
 }
 
 /// State cells of a layer in FP8; the third, of the weight, is known to the weight cache.
@@ -32,7 +36,46 @@ struct Cells {
     grad: CellId,
 }
 
+impl Params for Linear {
+    fn register(&mut self, registry: &mut Registry<'_>) {
+        let path = registry.path().to_owned();
+        let (init, fp8) = (registry.init(self.init), self.fp8 && registry.quantised());
+        let shape = [self.inputs, self.outputs];
+        *self = Linear::new(registry.spec(), &path, shape, self.bias.is_some(), init, fp8);
+    }
+}
+
 impl Linear {
+    /// A layer of so many inputs and outputs, with a bias, that is to be registered with the struct it stands in. It runs
+    /// in FP8 if the recipe scales; its weights begin as those of GPT-2 do.
+    pub const fn of([inputs, outputs]: [usize; 2]) -> Linear {
+        Linear {
+            path: String::new(),
+            inputs,
+            outputs,
+            weight: ParamId::UNREGISTERED,
+            bias: Some(ParamId::UNREGISTERED),
+            cells: None,
+            init: Init::Normal(0.02),
+            fp8: true,
+        }
+    }
+
+    /// Without a bias.
+    pub fn unbiased(self) -> Linear {
+        Linear { bias: None, ..self }
+    }
+
+    /// With other first weights.
+    pub fn init(self, init: Init) -> Linear {
+        Linear { init, ..self }
+    }
+
+    /// In FP8, where the recipe scales, or in the activation type.
+    pub fn quantised(self, fp8: bool) -> Linear {
+        Linear { fp8, ..self }
+    }
+
     /// Registers the layer `path`. It runs in FP8 if the recipe scales and `fp8` is wanted.
     pub fn new(
         spec: &mut StageSpec,
@@ -58,7 +101,7 @@ impl Linear {
                 working: Working::Activation,
             })
         });
-        Linear { path: path.into(), inputs, outputs, weight, bias, cells }
+        Linear { path: path.into(), inputs, outputs, weight, bias, cells, init, fp8 }
     }
 
     /// The weight.
@@ -96,21 +139,23 @@ pub enum Saved {
     Fp8(Fp8),
 }
 
+impl Retained for Saved {
+    fn layout(&self, layout: &mut Layout) {
+        match self {
+            Saved::Plain(kept) => kept.layout(layout),
+            Saved::Fp8(fp8) => fp8.layout(layout),
+        }
+    }
+
+    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
+        match self {
+            Saved::Plain(kept) => kept.release(cx),
+            Saved::Fp8(fp8) => fp8.release(cx),
+        }
+    }
+}
+
 impl Saved {
-    fn layout(&self, name: &str, layout: &mut Layout) {
-        match self {
-            Saved::Plain(kept) => layout.kept(name, kept),
-            Saved::Fp8(fp8) => layout.fp8(name, fp8),
-        }
-    }
-
-    pub(crate) fn release(self, cx: &mut Cx<'_>) -> Result<()> {
-        match self {
-            Saved::Plain(kept) => cx.release(kept),
-            Saved::Fp8(fp8) => cx.release_fp8(fp8),
-        }
-    }
-
     pub(crate) fn rows(&self) -> usize {
         match self {
             Saved::Plain(kept) => kept.act().rows,
@@ -148,48 +193,33 @@ impl Saved {
 }
 
 /// From F to I: the input.
-#[must_use = "a tape is consumed by exactly one input gradient"]
+#[retained(crate = crate)]
 #[derive(PartialEq, Eq, Debug)]
 pub struct LinearTape {
     x: Saved,
 }
 
-impl Retained for LinearTape {
-    fn layout(&self, layout: &mut Layout) {
-        self.x.layout("x", layout);
-    }
-
-    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
-        self.x.release(cx)
-    }
-}
-
 /// From I to W: the input and the gradient of the output.
-#[must_use = "retained work is consumed by exactly one weight gradient"]
+#[retained(crate = crate)]
 #[derive(PartialEq, Eq, Debug)]
 pub struct LinearWork {
     x: Saved,
     dy: Saved,
 }
 
-impl Retained for LinearWork {
-    fn layout(&self, layout: &mut Layout) {
-        self.x.layout("x", layout);
-        self.dy.layout("dy", layout);
-    }
-
-    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
-        self.x.release(cx)?;
-        self.dy.release(cx)
-    }
-}
-
 /// The op.
 #[derive(Debug)]
 pub enum LinearOp {}
 
+pub use LinearOp as linear;
+
+/// `x · Wᵀ + b`.
+pub fn linear(_x: Act, _p: &Linear) -> Act {
+    witness("linear")
+}
+
+#[effect(crate = crate, read(weight), write(input, grad_output))]
 impl Op for LinearOp {
-    const EFFECTS: Effects = Effects::NONE.reads(Role::Weight).writes(Role::Input).writes(Role::GradOutput);
     type Input = Act;
     type Output = Act;
     type Param<'a> = &'a Linear;

@@ -1,11 +1,14 @@
 //! RMS norm over rows, with its gain read from the master.
 
+use qeffect_macros::retained;
+
 use crate::act::{Act, Kept};
 use crate::cmd::Cmd;
 use crate::cx::Cx;
 use crate::error::{Error, Result};
-use crate::op::PureOp;
-use crate::stage::{Init, Layout, ParamId, ParamKind, ParamSpec, Retained, StageSpec, Working};
+use crate::op::{PureOp, witness};
+use crate::params::{Params, Registry};
+use crate::stage::{Init, ParamId, ParamKind, ParamSpec, Retained, StageSpec, Working};
 
 /// An RMS norm.
 #[derive(Clone, Debug)]
@@ -15,7 +18,19 @@ pub struct RmsNorm {
     gain: ParamId,
 }
 
+impl Params for RmsNorm {
+    fn register(&mut self, registry: &mut Registry<'_>) {
+        let path = registry.path().to_owned();
+        *self = RmsNorm::new(registry.spec(), &path, self.cols);
+    }
+}
+
 impl RmsNorm {
+    /// A norm over so many columns, that is to be registered with the struct it stands in.
+    pub const fn of(cols: usize) -> RmsNorm {
+        RmsNorm { path: String::new(), cols, gain: ParamId::UNREGISTERED }
+    }
+
     /// Registers the layer `path`, whose one parameter is `{path}.weight`.
     pub fn new(spec: &mut StageSpec, path: &str, cols: usize) -> RmsNorm {
         let gain = spec.param(ParamSpec {
@@ -42,28 +57,23 @@ impl RmsNorm {
 }
 
 /// From F to I: the input, and one factor per row.
-#[must_use = "a tape is consumed by exactly one input gradient"]
+#[retained(crate = crate)]
 #[derive(PartialEq, Eq, Debug)]
 pub struct RmsNormTape {
     x: Kept,
     rstd: Kept,
 }
 
-impl Retained for RmsNormTape {
-    fn layout(&self, layout: &mut Layout) {
-        layout.kept("x", &self.x);
-        layout.kept("rstd", &self.rstd);
-    }
-
-    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
-        cx.release(self.x)?;
-        cx.release(self.rstd)
-    }
-}
-
 /// The op.
 #[derive(Debug)]
 pub enum RmsNormOp {}
+
+pub use RmsNormOp as rms_norm;
+
+/// Rows with root mean square 1, times gain.
+pub fn rms_norm(_x: Act, _p: &RmsNorm) -> Act {
+    witness("rms_norm")
+}
 
 impl PureOp for RmsNormOp {
     type Param<'a> = &'a RmsNorm;

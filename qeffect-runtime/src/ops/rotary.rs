@@ -5,13 +5,15 @@ use crate::cmd::{AttentionShape, Cmd, RotaryShape};
 use crate::cx::Cx;
 use crate::error::{Error, Result};
 use crate::kernels::rotary::rotary_table;
-use crate::op::PureOp;
+use crate::op::{PureOp, witness};
+use crate::params::{Params, Registry};
 use crate::stage::{StageSpec, TableId, TableSpec};
 
 /// The rotation of the queries and keys of `[q | k | v]`.
 #[derive(Clone, Debug)]
 pub struct Rotary {
     shape: RotaryShape,
+    base: f64,
     table: TableId,
 }
 
@@ -23,6 +25,15 @@ impl Rotary {
     ///
     /// If `head_dim` is odd, or the base not a positive number.
     pub fn new(spec: &mut StageSpec, attention: &AttentionShape, base: f64) -> Result<Rotary> {
+        Ok(Rotary::of(attention, base)?.placed(spec))
+    }
+
+    /// The same, that is to be registered with the struct it stands in.
+    ///
+    /// # Errors
+    ///
+    /// As [`Rotary::new`].
+    pub fn of(attention: &AttentionShape, base: f64) -> Result<Rotary> {
         let AttentionShape { length, heads, kv_heads, head_dim, .. } = *attention;
         if !head_dim.is_multiple_of(2) {
             return Err(Error::Config(format!("rotary: `head_dim` is {head_dim}, it must be a multiple of 2")));
@@ -30,10 +41,15 @@ impl Rotary {
         if !(base > 0.0 && base.is_finite()) {
             return Err(Error::Config(format!("rotary: the base is {base}, it must be positive")));
         }
-        let values = rotary_table(length, head_dim, base);
-        let table = spec.table(TableSpec { name: "rotary angles".into(), rows: length, cols: head_dim, values });
         let shape = RotaryShape { length, heads: heads + kv_heads, head_dim, width: attention.width() };
-        Ok(Rotary { shape, table })
+        Ok(Rotary { shape, base, table: TableId(usize::MAX) })
+    }
+
+    fn placed(self, spec: &mut StageSpec) -> Rotary {
+        let RotaryShape { length, head_dim, .. } = self.shape;
+        let values = rotary_table(length, head_dim, self.base);
+        let table = spec.table(TableSpec { name: "rotary angles".into(), rows: length, cols: head_dim, values });
+        Rotary { table, ..self }
     }
 
     fn run(&self, cx: &mut Cx<'_>, x: Act, inverse: bool) -> Result<Act> {
@@ -47,9 +63,22 @@ impl Rotary {
     }
 }
 
+impl Params for Rotary {
+    fn register(&mut self, registry: &mut Registry<'_>) {
+        *self = self.clone().placed(registry.spec());
+    }
+}
+
 /// The op.
 #[derive(Debug)]
 pub enum RotaryOp {}
+
+pub use RotaryOp as rotary;
+
+/// Packed `[q | k | v]` with queries and keys turned by their positions.
+pub fn rotary(_qkv: Act, _p: &Rotary) -> Act {
+    witness("rotary")
+}
 
 impl PureOp for RotaryOp {
     type Param<'a> = &'a Rotary;

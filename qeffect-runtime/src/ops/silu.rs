@@ -1,32 +1,31 @@
 //! SiLU, and the product of SwiGLU: `silu(gate) · up`, with gates and ups packed in one row.
 
+use qeffect_macros::retained;
+
 use crate::act::{Act, Kept};
 use crate::cmd::Cmd;
 use crate::cx::Cx;
 use crate::error::{Error, Result};
-use crate::op::PureOp;
-use crate::stage::{Layout, Retained};
+use crate::op::{PureOp, witness};
+use crate::stage::Retained;
 
 /// From F to I: the input.
-#[must_use = "a tape is consumed by exactly one input gradient"]
+#[retained(crate = crate)]
 #[derive(PartialEq, Eq, Debug)]
 pub struct SiluTape {
     x: Kept,
 }
 
-impl Retained for SiluTape {
-    fn layout(&self, layout: &mut Layout) {
-        layout.kept("x", &self.x);
-    }
-
-    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
-        cx.release(self.x)
-    }
-}
-
 /// `silu(x)`.
 #[derive(Debug)]
 pub enum SiluOp {}
+
+pub use SiluOp as silu;
+
+/// `x · σ(x)`, element by element.
+pub fn silu(_x: Act) -> Act {
+    witness("silu")
+}
 
 impl PureOp for SiluOp {
     type Param<'a> = ();
@@ -54,6 +53,13 @@ impl PureOp for SiluOp {
 /// `silu(gate) · up` of rows `[gates | ups]`: half as many columns come out as go in.
 #[derive(Debug)]
 pub enum SwigluOp {}
+
+pub use SwigluOp as swiglu;
+
+/// `silu(gate) · up` of packed `[gates | ups]`.
+pub fn swiglu(_x: Act) -> Act {
+    witness("swiglu")
+}
 
 impl PureOp for SwigluOp {
     type Param<'a> = ();

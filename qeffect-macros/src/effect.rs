@@ -1,0 +1,151 @@
+//! `#[effect(..)]` on an `impl Op`: the hidden state that an op reads, writes or folds, as an item of its trait.
+
+use proc_macro2::{Ident, TokenStream, TokenTree};
+use quote::{ToTokens, quote};
+use syn::parse::{Parse, ParseStream};
+use syn::punctuated::Punctuated;
+use syn::{ImplItem, ItemImpl, Token, parenthesized};
+
+use crate::faults::Faults;
+use crate::options::{Options, crate_path};
+
+/// What was declared.
+#[derive(Default)]
+struct Declared {
+    krate: TokenStream,
+    /// `read`, `write` or `fold`, and a role.
+    cells: Vec<(Ident, Ident)>,
+}
+
+impl Parse for Declared {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Declared> {
+        let mut declared = Declared { krate: Options::default().krate, cells: Vec::new() };
+        while !input.is_empty() {
+            if input.peek(Token![crate]) {
+                declared.krate = crate_path(input)?;
+                continue;
+            }
+            let how: Ident = input.parse()?;
+            if !["read", "write", "fold"].contains(&how.to_string().as_str()) {
+                return Err(syn::Error::new(how.span(), "an effect is `read(..)`, `write(..)` or `fold(..)`"));
+            }
+            let inner;
+            parenthesized!(inner in input);
+            for role in Punctuated::<Ident, Token![,]>::parse_terminated(&inner)? {
+                if variant(&role).is_none() {
+                    let text = "the state of an op is in the cells `input`, `weight` and `grad_output`";
+                    return Err(syn::Error::new(role.span(), text));
+                }
+                declared.cells.push((how.clone(), role));
+            }
+            if input.peek(Token![,]) {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(declared)
+    }
+}
+
+fn variant(role: &Ident) -> Option<&'static str> {
+    Some(match role.to_string().as_str() {
+        "input" => "Input",
+        "weight" => "Weight",
+        "grad_output" => "GradOutput",
+        _ => return None,
+    })
+}
+
+/// Expands `#[effect]`.
+pub fn expand(options: TokenStream, item: TokenStream) -> TokenStream {
+    let mut faults = Faults::default();
+    let declared = syn::parse2::<Declared>(options).unwrap_or_else(|error| {
+        faults.parse(&error);
+        Declared { krate: Options::default().krate, cells: Vec::new() }
+    });
+    let expanded = match syn::parse2::<ItemImpl>(item.clone()) {
+        Ok(mut block) => {
+            let moved: Vec<String> =
+                declared.cells.iter().filter(|(how, _)| how != "read").map(|(_, role)| role.to_string()).collect();
+            if faults.none() {
+                check(&block, Some(&moved), &mut faults);
+            }
+            add(&mut block, &declared, &mut faults);
+            block.to_token_stream()
+        }
+        Err(_) => {
+            faults.add(&item, "`#[effect]` stands on an `impl Op`", "it says which state the op moves");
+            item
+        }
+    };
+    let errors = faults.errors();
+    quote!(#expanded #errors)
+}
+
+fn add(block: &mut ItemImpl, declared: &Declared, faults: &mut Faults) {
+    if let Some(ImplItem::Const(item)) =
+        block.items.iter().find(|item| matches!(item, ImplItem::Const(c) if c.ident == "EFFECTS"))
+    {
+        faults.add(&item.ident, "the effects are declared twice", "`#[effect(..)]` writes this item: remove it here");
+        return;
+    }
+    let krate = &declared.krate;
+    let cells = declared.cells.iter().map(|(how, role)| {
+        let how = Ident::new(&format!("{how}s"), how.span());
+        let role = Ident::new(variant(role).unwrap_or("Input"), role.span());
+        quote!(.#how(#krate::stage::Role::#role))
+    });
+    let item = syn::parse_quote! {
+        const EFFECTS: #krate::op::Effects = #krate::op::Effects::NONE #(#cells)*;
+    };
+    block.items.insert(0, item);
+}
+
+/// Methods of the context that move state, and which.
+const MOVES: [(&str, &str); 4] = [
+    ("quantise_input", "input"),
+    ("roll_forward", "input"),
+    ("quantise_grad", "grad_output"),
+    ("roll_backward", "grad_output"),
+];
+
+/// Checks F, I and W that are written by hand: state moves in F and I only, and only what is declared.
+pub fn check(block: &ItemImpl, moved: Option<&[String]>, faults: &mut Faults) {
+    for item in &block.items {
+        let ImplItem::Fn(function) = item else { continue };
+        let name = function.sig.ident.to_string();
+        let body = function.block.to_token_stream();
+        match name.as_str() {
+            "weight_grad" => each_move(body, &mut |ident, _| {
+                let help =
+                    "quantise in `input_grad`, and retain the result for here: a weight gradient may run at any time";
+                faults.add(ident, format!("`{ident}` moves state, and `weight_grad` has no token"), help);
+            }),
+            "evaluate" => each_move(body, &mut |ident, _| {
+                let help = "`cx.quantise_frozen` reads the scale in force and leaves no trace";
+                faults.add(ident, format!("`{ident}` moves state, and evaluation leaves none behind"), help);
+            }),
+            _ => each_move(body, &mut |ident, cell| {
+                if let Some(moved) = moved
+                    && !moved.iter().any(|declared| declared == cell)
+                {
+                    let help = format!("declare it: `write({cell})`");
+                    faults.add(ident, format!("`{ident}` moves the cell `{cell}`, which is not declared"), &help);
+                }
+            }),
+        }
+    }
+}
+
+fn each_move(body: TokenStream, found: &mut impl FnMut(&Ident, &str)) {
+    for tree in body {
+        match tree {
+            TokenTree::Ident(ident) => {
+                if let Some((_, cell)) = MOVES.iter().find(|(name, _)| ident == *name) {
+                    found(&ident, cell);
+                }
+            }
+            TokenTree::Group(group) => each_move(group.stream(), found),
+            _ => {}
+        }
+    }
+}

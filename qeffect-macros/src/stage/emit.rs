@@ -1,0 +1,572 @@
+//! The four functions of a stage, from its body. This cannot fail.
+//!
+//! Who holds what: a scope borrows its inputs, holds what it makes, and gives its results away. A value is freed after
+//! its last use. Backward, the gradients of results are borrowed and those of inputs given away; a value that is used
+//! several times has its gradients added in the order in which they arise, the last use first.
+
+use std::collections::BTreeMap;
+
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::{format_ident, quote_spanned};
+
+use crate::retained::Part;
+
+use super::body::{Branch, Call, Item, Loop, Scope, Var};
+
+/// `quote!` whose variables neither see nor hide the user's.
+macro_rules! hygienic {
+    ($($tokens:tt)*) => { quote_spanned!(Span::mixed_site()=> $($tokens)*) };
+}
+pub(super) use hygienic;
+
+/// Writes the functions of one stage.
+pub struct Emitter<'a> {
+    /// Path of the runtime.
+    pub krate: &'a TokenStream,
+    /// Structs of what scopes retain, as they are met.
+    pub types: Vec<TokenStream>,
+    names: usize,
+}
+
+/// What a scope retains: two types.
+struct Types {
+    tape: Ident,
+    work: Ident,
+}
+
+/// Gradients while a scope runs backward: who they are, and whether this scope holds them.
+type Gradients = BTreeMap<Var, (Ident, bool)>;
+
+fn local(name: &str) -> Ident {
+    Ident::new(name, Span::mixed_site())
+}
+
+fn var(var: Var) -> Ident {
+    local(&format!("v{var}"))
+}
+
+/// `()`, `a`, or `(a, b)`.
+pub fn pack(parts: &[TokenStream]) -> TokenStream {
+    match parts {
+        [one] => one.clone(),
+        many => hygienic!((#(#many),*)),
+    }
+}
+
+fn vars(list: &[Var]) -> TokenStream {
+    pack(
+        &list
+            .iter()
+            .map(|v| {
+                let v = var(*v);
+                hygienic!(#v)
+            })
+            .collect::<Vec<_>>(),
+    )
+}
+
+fn field(at: usize) -> Ident {
+    format_ident!("part{at}")
+}
+
+/// The parts of a stage that its trait wants.
+pub struct Functions {
+    pub tape: TokenStream,
+    pub work: TokenStream,
+    pub forward: TokenStream,
+    pub input_grad: TokenStream,
+    pub weight_grad: TokenStream,
+    pub evaluate: TokenStream,
+    pub effects: TokenStream,
+}
+
+impl Functions {
+    /// Of a stage whose body is not understood, so that its users give no errors of their own.
+    pub fn unknown() -> Functions {
+        let body = hygienic!(::core::unreachable!());
+        Functions {
+            tape: hygienic!(()),
+            work: hygienic!(()),
+            forward: body.clone(),
+            input_grad: body.clone(),
+            weight_grad: body.clone(),
+            evaluate: body,
+            effects: TokenStream::new(),
+        }
+    }
+}
+
+impl<'a> Emitter<'a> {
+    pub fn new(krate: &'a TokenStream) -> Emitter<'a> {
+        Emitter { krate, types: Vec::new(), names: 0 }
+    }
+
+    /// Bodies of the four functions over `cx`, `x` or `dy`, `tape` or `work`, `token`.
+    pub fn functions(&mut self, scope: &Scope) -> Functions {
+        let names = self.declare(scope);
+        let (tape, work) = (&names.types.tape, &names.types.work);
+        let (tape, work) = (hygienic!(#tape), hygienic!(#work));
+        let inputs = vars(&scope.inputs);
+        let forward = self.forward(scope, Some(&names));
+        let evaluate = self.forward(scope, None);
+        let gradients: Vec<Ident> = (0..scope.results.len()).map(|at| local(&format!("dy{at}"))).collect();
+        let packed = pack(&gradients.iter().map(|g| hygienic!(#g)).collect::<Vec<_>>());
+        let backward = self.input_grad(scope, &names, &gradients);
+        let weight_grad = self.weight_grad(scope, &names);
+        let effects = self.effects(scope);
+        Functions {
+            tape,
+            work,
+            forward: hygienic! {
+                let #inputs = x;
+                let (y, tape) = #forward;
+                ::core::result::Result::Ok((y, tape, token))
+            },
+            input_grad: hygienic! {
+                let #packed = dy;
+                let (dx, work) = #backward;
+                ::core::result::Result::Ok((dx, work, token))
+            },
+            weight_grad: hygienic! {
+                #weight_grad
+                ::core::result::Result::Ok(())
+            },
+            evaluate: hygienic! {
+                let #inputs = x;
+                let y = #evaluate;
+                ::core::result::Result::Ok(y)
+            },
+            effects,
+        }
+    }
+
+    /// Declares the two types of a scope and of all scopes in it.
+    fn declare(&mut self, scope: &Scope) -> Names {
+        let krate = self.krate.clone();
+        let types = Types { tape: format_ident!("__Tape{}", self.names), work: format_ident!("__Work{}", self.names) };
+        self.names += 1;
+        let mut inner = BTreeMap::new();
+        let mut parts = Vec::new();
+        let mut used: BTreeMap<String, usize> = BTreeMap::new();
+        for (at, item) in scope.items.iter().enumerate() {
+            let (name, tape, work) = match item {
+                Item::Alias { .. } => continue,
+                Item::Call(call) => {
+                    let path = self.op(call);
+                    (call.name.clone(), hygienic!(#path::Tape), hygienic!(#path::Work))
+                }
+                Item::Loop(each) => {
+                    let names = self.declare(&each.body);
+                    let (tape, work) = (&names.types.tape, &names.types.work);
+                    let types = (hygienic!(::std::vec::Vec<#tape>), hygienic!(::std::vec::Vec<#work>));
+                    inner.insert((at, 0), names);
+                    (each.name.clone(), types.0, types.1)
+                }
+                Item::Branch(branch) => {
+                    let (then, other) = (self.declare(&branch.then), self.declare(&branch.other));
+                    let tapes = (&then.types.tape, &other.types.tape);
+                    let works = (&then.types.work, &other.types.work);
+                    let ((a, b), (c, d)) = (tapes, works);
+                    let types =
+                        (hygienic!(#krate::retained::Either<#a, #b>), hygienic!(#krate::retained::Either<#c, #d>));
+                    inner.insert((at, 0), then);
+                    inner.insert((at, 1), other);
+                    ("if".to_owned(), types.0, types.1)
+                }
+            };
+            let count = used.entry(name.clone()).or_default();
+            *count += 1;
+            let name = if *count == 1 { name } else { format!("{name}_{count}") };
+            parts.push((at, name, tape, work));
+        }
+        let tapes: Vec<_> = parts.iter().map(|(at, name, tape, _)| (*at, name.clone(), tape.clone())).collect();
+        let works: Vec<_> = parts.into_iter().map(|(at, name, _, work)| (at, name, work)).collect();
+        let retained = [
+            (&types.tape, tapes, "a tape is consumed by exactly one input gradient"),
+            (&types.work, works, "retained work is consumed by exactly one weight gradient"),
+        ];
+        for (name, fields, must_use) in retained {
+            self.types.push(retained_struct(&krate, name, &fields, must_use));
+        }
+        Names { types, inner }
+    }
+
+    /// `<linear as Op>`
+    fn op(&self, call: &Call) -> TokenStream {
+        let (krate, op) = (self.krate, &call.op);
+        let span = op.segments.last().map_or_else(Span::call_site, |segment| segment.ident.span());
+        quote_spanned!(span=> <#op as #krate::op::Op>)
+    }
+
+    /// `.and(<linear as Op>::EFFECTS)..`
+    fn effects(&self, scope: &Scope) -> TokenStream {
+        let mut all = TokenStream::new();
+        for item in &scope.items {
+            let inner = match item {
+                Item::Alias { .. } => continue,
+                Item::Call(call) => {
+                    let op = self.op(call);
+                    hygienic!(.and(#op::EFFECTS))
+                }
+                Item::Loop(each) => self.effects(&each.body),
+                Item::Branch(branch) => [self.effects(&branch.then), self.effects(&branch.other)].into_iter().collect(),
+            };
+            all.extend(inner);
+        }
+        all
+    }
+
+    fn free(&self, ident: &Ident) -> TokenStream {
+        let krate = self.krate;
+        hygienic!(#krate::value::Value::free(#ident, cx)?;)
+    }
+
+    fn share(&self, ident: &Ident) -> TokenStream {
+        let krate = self.krate;
+        hygienic!(#krate::value::Value::share(#ident, cx)?)
+    }
+
+    /// A block that gives `(results, tape)`, or only results where nothing is retained.
+    fn forward(&self, scope: &Scope, names: Option<&Names>) -> TokenStream {
+        let krate = self.krate;
+        let frees = scope.last_uses();
+        let config = &scope.config;
+        let mut code = Vec::new();
+        for (at, item) in scope.items.iter().enumerate() {
+            let tape = local(&format!("t{at}"));
+            code.push(match item {
+                Item::Call(call) => {
+                    let (op, param) = (self.op(call), param(call));
+                    let (inputs, outputs) = (vars(&call.inputs), vars(&call.outputs));
+                    match names {
+                        Some(_) => hygienic! {
+                            let (#outputs, #tape, after) = #op::forward(cx, #inputs, #param, token)?;
+                            token = after;
+                        },
+                        None => hygienic!(let #outputs = #op::evaluate(cx, #inputs, #param)?;),
+                    }
+                }
+                Item::Alias { from, to } => {
+                    let (share, to) = (self.share(&var(*from)), var(*to));
+                    hygienic!(let #to = #share;)
+                }
+                Item::Loop(each) => self.forward_loop(at, each, names),
+                Item::Branch(branch) => {
+                    let names = |side| names.map(|names| &names.inner[&(at, side)]);
+                    let (then, other) = (self.forward(&branch.then, names(0)), self.forward(&branch.other, names(1)));
+                    let (enter, enter_other) =
+                        (enter(&branch.captured, &branch.then), enter(&branch.captured, &branch.other));
+                    let (cond, outputs) = (&branch.cond, vars(&branch.outputs));
+                    match names(0) {
+                        Some(_) => hygienic! {
+                            let (#outputs, #tape) = if #cond {
+                                #enter
+                                let (y, tape) = #then;
+                                (y, #krate::retained::Either::Then(tape))
+                            } else {
+                                #enter_other
+                                let (y, tape) = #other;
+                                (y, #krate::retained::Either::Else(tape))
+                            };
+                        },
+                        None => hygienic! {
+                            let #outputs = if #cond { #enter #then } else { #enter_other #other };
+                        },
+                    }
+                }
+            });
+            code.extend(frees[at].iter().map(|v| self.free(&var(*v))));
+        }
+        let mut given = Vec::new();
+        let results: Vec<TokenStream> = scope
+            .results
+            .iter()
+            .map(|v| {
+                let ident = var(*v);
+                let held = !scope.inputs.contains(v) && !given.contains(v);
+                given.push(*v);
+                if held { hygienic!(#ident) } else { self.share(&ident) }
+            })
+            .collect();
+        let results = pack(&results);
+        match names {
+            Some(names) => {
+                let tape = &names.types.tape;
+                let parts = scope.items.iter().enumerate().filter(|(_, item)| retains(item)).map(|(at, _)| {
+                    let (field, tape) = (field(at), local(&format!("t{at}")));
+                    hygienic!(#field: #tape)
+                });
+                let parts: Vec<_> = parts.collect();
+                hygienic!({ #(#config)* #(#code)* (#results, #tape { #(#parts),* }) })
+            }
+            None => hygienic!({ #(#config)* #(#code)* #results }),
+        }
+    }
+
+    fn forward_loop(&self, at: usize, each: &Loop, names: Option<&Names>) -> TokenStream {
+        let tape = local(&format!("t{at}"));
+        let (pat, list) = (&each.pat, &each.list);
+        let now: Vec<Ident> = (0..each.carried.len()).map(|n| local(&format!("c{at}_{n}"))).collect();
+        let next: Vec<Ident> = (0..each.carried.len()).map(|n| local(&format!("n{at}_{n}"))).collect();
+        let starts = each.carried.iter().map(|carried| self.share(&var(carried.before)));
+        let enter = each.body.inputs.iter().zip(&now).map(|(inner, now)| {
+            let inner = var(*inner);
+            hygienic!(let #inner = #now;)
+        });
+        let enter: Vec<_> = enter.collect();
+        let body = self.forward(&each.body, names.map(|names| &names.inner[&(at, 0)]));
+        let results = pack(&next.iter().map(|n| hygienic!(#n)).collect::<Vec<_>>());
+        let frees: Vec<_> = now.iter().map(|now| self.free(now)).collect();
+        let after = each.carried.iter().map(|carried| var(carried.after));
+        let (make, round, push) = match names {
+            Some(_) => (
+                hygienic!(let mut #tape = ::std::vec::Vec::new();),
+                hygienic!(let (#results, tape) = #body;),
+                hygienic!(#tape.push(tape);),
+            ),
+            None => (hygienic!(), hygienic!(let #results = #body;), hygienic!()),
+        };
+        hygienic! {
+            #make
+            #(let mut #now = #starts;)*
+            for #pat in #list {
+                #(#enter)*
+                #round
+                #(#frees)*
+                #(#now = #next;)*
+                #push
+            }
+            #(let #after = #now;)*
+        }
+    }
+
+    /// A block that gives `(gradients of inputs, work)`. `dys` are borrowed.
+    fn input_grad(&self, scope: &Scope, names: &Names, dys: &[Ident]) -> TokenStream {
+        let krate = self.krate;
+        let mut code = Vec::new();
+        let mut gradients = Gradients::new();
+        let mut fresh = 0;
+        for (result, dy) in scope.results.iter().zip(dys) {
+            self.contribute(&mut code, &mut gradients, &mut fresh, *result, (dy.clone(), false));
+        }
+        for (at, item) in scope.items.iter().enumerate().rev() {
+            let (tape, work) = (local(&format!("t{at}")), local(&format!("w{at}")));
+            let outputs: Vec<(Ident, bool)> =
+                item.makes().iter().filter_map(|output| gradients.remove(output)).collect();
+            let packed = pack(&outputs.iter().map(|(g, _)| hygienic!(#g)).collect::<Vec<_>>());
+            let inputs = item.uses();
+            let dxs: Vec<Ident> = (0..inputs.len()).map(|n| local(&format!("d{at}_{n}"))).collect();
+            let given = pack(&dxs.iter().map(|d| hygienic!(#d)).collect::<Vec<_>>());
+            match item {
+                Item::Alias { from, .. } => {
+                    for gradient in outputs {
+                        self.contribute(&mut code, &mut gradients, &mut fresh, *from, gradient);
+                    }
+                    continue;
+                }
+                Item::Call(call) => {
+                    let (op, param) = (self.op(call), param(call));
+                    code.push(hygienic! {
+                        let (#given, #work, after) = #op::input_grad(cx, #packed, #param, #tape, token)?;
+                        token = after;
+                    });
+                }
+                Item::Loop(each) => {
+                    let starts: Vec<TokenStream> = outputs.iter().map(|(g, _)| self.share(g)).collect();
+                    code.push(self.input_grad_loop(at, each, names, &starts, &dxs));
+                }
+                Item::Branch(branch) => {
+                    let side = |this: &Self, scope: &Scope, side: usize, name: &str| {
+                        let names = &names.inner[&(at, side)];
+                        let dys: Vec<Ident> = outputs.iter().map(|(g, _)| g.clone()).collect();
+                        let body = this.input_grad(scope, names, &dys);
+                        let name = format_ident!("{name}");
+                        hygienic! {
+                            let #krate::retained::Either::#name(tape) = #tape else {
+                                return ::core::result::Result::Err(#krate::error::Error::branch());
+                            };
+                            let (dx, work) = #body;
+                            (dx, #krate::retained::Either::#name(work))
+                        }
+                    };
+                    let cond = &branch.cond;
+                    let then = side(self, &branch.then, 0, "Then");
+                    let other = side(self, &branch.other, 1, "Else");
+                    code.push(hygienic!(let (#given, #work) = if #cond { #then } else { #other };));
+                }
+            }
+            code.extend(outputs.iter().filter(|(_, held)| *held).map(|(g, _)| self.free(g)));
+            for (input, dx) in inputs.into_iter().zip(dxs) {
+                self.contribute(&mut code, &mut gradients, &mut fresh, input, (dx, true));
+            }
+        }
+        let results: Vec<TokenStream> = scope
+            .inputs
+            .iter()
+            .map(|input| match gradients.get(input) {
+                Some((gradient, true)) => hygienic!(#gradient),
+                Some((gradient, false)) => self.share(gradient),
+                None => hygienic!(()), // every input is used: the reader has seen to it
+            })
+            .collect();
+        let results = pack(&results);
+        let (open, config) = (open(scope, &names.types.tape, "t", "tape"), &scope.config);
+        let work = &names.types.work;
+        let parts = scope.items.iter().enumerate().filter(|(_, item)| retains(item)).map(|(at, _)| {
+            let (field, work) = (field(at), local(&format!("w{at}")));
+            hygienic!(#field: #work)
+        });
+        hygienic!({ #(#config)* #open #(#code)* (#results, #work { #(#parts),* }) })
+    }
+
+    fn input_grad_loop(
+        &self,
+        at: usize,
+        each: &Loop,
+        names: &Names,
+        starts: &[TokenStream],
+        dxs: &[Ident],
+    ) -> TokenStream {
+        let (tape, work) = (local(&format!("t{at}")), local(&format!("w{at}")));
+        let (pat, list) = (&each.pat, &each.list);
+        let now: Vec<Ident> = (0..starts.len()).map(|n| local(&format!("c{at}_{n}"))).collect();
+        let next: Vec<Ident> = (0..starts.len()).map(|n| local(&format!("n{at}_{n}"))).collect();
+        let results = pack(&next.iter().map(|n| hygienic!(#n)).collect::<Vec<_>>());
+        let body = self.input_grad(&each.body, &names.inner[&(at, 0)], &now);
+        let frees = now.iter().map(|now| self.free(now));
+        hygienic! {
+            let mut #work = ::std::vec::Vec::new();
+            #(let mut #now = #starts;)*
+            let rounds = ::core::iter::IntoIterator::into_iter(#list);
+            for (#pat, tape) in ::core::iter::Iterator::rev(::core::iter::Iterator::zip(rounds, #tape)) {
+                let (#results, work) = #body;
+                #(#frees)*
+                #(#now = #next;)*
+                #work.push(work);
+            }
+            #(let #dxs = #now;)*
+        }
+    }
+
+    /// Adds a gradient of `of`.
+    fn contribute(
+        &self,
+        code: &mut Vec<TokenStream>,
+        gradients: &mut Gradients,
+        fresh: &mut usize,
+        of: Var,
+        (gradient, held): (Ident, bool),
+    ) {
+        let krate = self.krate;
+        let Some((sum_so_far, held_so_far)) = gradients.remove(&of) else {
+            gradients.insert(of, (gradient, held));
+            return;
+        };
+        let sum = local(&format!("g{of}_{fresh}"));
+        *fresh += 1;
+        code.push(hygienic!(let #sum = #krate::value::Value::sum(#sum_so_far, #gradient, cx)?;));
+        code.extend(
+            [(sum_so_far, held_so_far), (gradient, held)].iter().filter(|(_, held)| *held).map(|(g, _)| self.free(g)),
+        );
+        gradients.insert(of, (sum, true));
+    }
+
+    /// Statements, the last item first.
+    fn weight_grad(&self, scope: &Scope, names: &Names) -> TokenStream {
+        let krate = self.krate;
+        let (open, config) = (open(scope, &names.types.work, "w", "work"), &scope.config);
+        let mut code = Vec::new();
+        for (at, item) in scope.items.iter().enumerate().rev() {
+            let work = local(&format!("w{at}"));
+            code.push(match item {
+                Item::Alias { .. } => continue,
+                Item::Call(call) => {
+                    let (op, param) = (self.op(call), param(call));
+                    hygienic!(#op::weight_grad(cx, #param, #work)?;)
+                }
+                Item::Loop(Loop { pat, list, body, .. }) => {
+                    let body = self.weight_grad(body, &names.inner[&(at, 0)]);
+                    hygienic! {
+                        let rounds = ::core::iter::Iterator::rev(::core::iter::IntoIterator::into_iter(#list));
+                        for (#pat, work) in ::core::iter::Iterator::zip(rounds, #work) { #body }
+                    }
+                }
+                Item::Branch(Branch { cond, then, other, .. }) => {
+                    let side = |scope: &Scope, side: usize, name: &str| {
+                        let body = self.weight_grad(scope, &names.inner[&(at, side)]);
+                        let name = format_ident!("{name}");
+                        hygienic! {
+                            let #krate::retained::Either::#name(work) = #work else {
+                                return ::core::result::Result::Err(#krate::error::Error::branch());
+                            };
+                            #body
+                        }
+                    };
+                    let (then, other) = (side(then, 0, "Then"), side(other, 1, "Else"));
+                    hygienic!(if #cond { #then } else { #other })
+                }
+            });
+        }
+        hygienic!(#(#config)* #open #(#code)*)
+    }
+}
+
+/// Types of a scope, and of the scopes in it by item and side.
+struct Names {
+    types: Types,
+    inner: BTreeMap<(usize, usize), Names>,
+}
+
+fn retains(item: &Item) -> bool {
+    !matches!(item, Item::Alias { .. })
+}
+
+/// `let Tape0 { part0: t0, .. } = tape;`
+fn open(scope: &Scope, name: &Ident, prefix: &str, from: &str) -> TokenStream {
+    let from = Ident::new(from, Span::mixed_site());
+    let parts = scope.items.iter().enumerate().filter(|(_, item)| retains(item)).map(|(at, _)| {
+        let (field, part) = (field(at), local(&format!("{prefix}{at}")));
+        hygienic!(#field: #part)
+    });
+    hygienic!(let #name { #(#parts),* } = #from;)
+}
+
+/// Inputs of a branch by their names inside.
+fn enter(captured: &[Var], scope: &Scope) -> TokenStream {
+    scope
+        .inputs
+        .iter()
+        .zip(captured)
+        .map(|(inner, outer)| {
+            let (inner, outer) = (var(*inner), var(*outer));
+            hygienic!(let #inner = #outer;)
+        })
+        .collect()
+}
+
+fn param(call: &Call) -> TokenStream {
+    pack(&call.args.iter().map(|arg| hygienic!(#arg)).collect::<Vec<_>>())
+}
+
+/// A struct of what a scope retains.
+fn retained_struct(
+    krate: &TokenStream,
+    name: &Ident,
+    fields: &[(usize, String, TokenStream)],
+    must_use: &str,
+) -> TokenStream {
+    let idents: Vec<Ident> = fields.iter().map(|(at, _, _)| field(*at)).collect();
+    let types = fields.iter().map(|(_, _, ty)| ty);
+    let parts: Vec<Part> = fields
+        .iter()
+        .zip(&idents)
+        .map(|((_, name, ty), ident)| Part { member: hygienic!(#ident), name: name.clone(), ty: ty.clone() })
+        .collect();
+    let implementation = crate::retained::implementation(krate, &syn::Generics::default(), name, &parts);
+    hygienic! {
+        #[doc(hidden)]
+        #[must_use = #must_use]
+        pub struct #name { #(#idents: #types),* }
+        #implementation
+    }
+}
