@@ -3,7 +3,7 @@
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | the schedule is refused, two schedules differ, or no schedule keeps the limit |
+//! | 1 | the schedule is refused, two schedules differ, no schedule keeps the limit, or `doctor` misses something |
 //! | 2 | the command line is wrong |
 //! | 3 | a file cannot be read or written |
 //! | 4 | a training run has failed |
@@ -12,6 +12,7 @@ mod check;
 mod convert;
 mod costs;
 mod diff;
+mod doctor;
 mod explain;
 mod list;
 mod output;
@@ -45,8 +46,9 @@ Examples:
   qeffect schedule check mine.csv                judge a schedule file
   qeffect train --config run.toml                train a model
   qeffect explain QE0401                         what a code means
+  qeffect doctor                                 which CUDA libraries and GPUs are there
 
-Exit codes: 0 done, 1 the schedule is refused or differs, 2 wrong command line, 3 a file cannot be read or written, \
+Exit codes: 0 done, 1 the schedule is refused or differs or something is missing, 2 wrong command line, 3 a file cannot be read or written, \
 4 a training run has failed";
 
 #[derive(Args)]
@@ -63,10 +65,12 @@ struct Global {
 enum Command {
     /// Look at, judge, convert and compare schedules
     #[command(subcommand)]
-    Schedule(ScheduleCommand),
+    Schedule(Box<ScheduleCommand>),
     Train(train::Train),
     /// Explain an error code
     Explain(explain::Explain),
+    /// Look for CUDA libraries and GPUs, and say what to do for what is missing
+    Doctor(doctor::Doctor),
     /// Write shell completions
     #[command(after_help = "Example:\n  qeffect completions bash > /etc/bash_completion.d/qeffect")]
     Completions {
@@ -108,15 +112,18 @@ pub fn main() -> ExitCode {
 
 fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
     match command {
-        Command::Schedule(ScheduleCommand::List(args)) => args.run(screen),
-        Command::Schedule(ScheduleCommand::Show(args)) => args.run(screen),
-        Command::Schedule(ScheduleCommand::Check(args)) => args.run(screen),
-        Command::Schedule(ScheduleCommand::Simulate(args)) => args.run(screen),
-        Command::Schedule(ScheduleCommand::Convert(args)) => args.run(screen),
-        Command::Schedule(ScheduleCommand::Diff(args)) => args.run(screen),
-        Command::Schedule(ScheduleCommand::Synthesize(args)) => args.run(screen),
+        Command::Schedule(command) => match command.as_ref() {
+            ScheduleCommand::List(args) => args.run(screen),
+            ScheduleCommand::Show(args) => args.run(screen),
+            ScheduleCommand::Check(args) => args.run(screen),
+            ScheduleCommand::Simulate(args) => args.run(screen),
+            ScheduleCommand::Convert(args) => args.run(screen),
+            ScheduleCommand::Diff(args) => args.run(screen),
+            ScheduleCommand::Synthesize(args) => args.run(screen),
+        },
         Command::Train(args) => args.run(screen),
         Command::Explain(args) => args.run(screen),
+        Command::Doctor(args) => args.run(screen),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "qeffect", &mut text);

@@ -350,3 +350,52 @@ fn a_wrong_run_is_refused_where_it_is_wrong() {
     let again = folder.file("whole.toml", &text);
     assert_eq!(out(&["train", "--print-config", "--config", &again]).0, text);
 }
+
+#[test]
+fn messages_take_time_by_their_bytes() {
+    let gpipe = |more: &[&str]| {
+        let mut args = vec!["--json", "schedule", "simulate", "gpipe", "-p", "2", "-m", "4", "--latency", "2"];
+        args.extend_from_slice(more);
+        json(&args).0["makespan"].as_i64().unwrap()
+    };
+    // 25 bytes at 10 in a unit of time take 3: see `messages_of_an_edge_follow_each_other`.
+    assert_eq!(gpipe(&["--message-bytes", "25", "--bandwidth", "10"]), 34);
+    assert_eq!(gpipe(&[]), 4 * 3 + 3 + 2 * 2);
+    let bad = |args: &[&str], message: &str| {
+        let all: Vec<&str> = ["schedule", "simulate", "gpipe"].iter().chain(args).copied().collect();
+        assert!(fails(&all, 2).contains(message), "{args:?}");
+    };
+    bad(&["--bandwidth", "10"], "--message-bytes");
+    bad(&["--message-bytes", "10"], "--bandwidth");
+    bad(&["--message-bytes", "1,2", "--bandwidth", "10"], "bytes of 2 boundaries");
+    bad(&["--message-bytes", "1", "--bandwidth", "0"], "carries nothing");
+    bad(&["--pair", "0,9=4"], "a pair of the stages 0 and 9");
+    bad(&["--pair", "0,9"], "S,T=TIME");
+}
+
+#[test]
+fn a_trace_gives_costs() {
+    let folder = Folder::new("trace");
+    let trace = folder.path("trace.json");
+    assert_eq!(out(&["schedule", "show", "zb_h1", "--costs", "10,12,7", "--format", "trace", "-o", &trace]).1, 0);
+    let (value, _) = json(&["--json", "schedule", "simulate", "zb_h1", "--costs", &trace]);
+    assert_eq!((&value["makespan"], &value["bubble"]), (&277_000.into(), &45_000.into()));
+}
+
+/// Whatever the machine has, the answer is complete and the exit code says whether something is missing.
+#[test]
+fn doctor_says_what_is_there() {
+    let (value, code) = json(&["--json", "doctor"]);
+    let ok = value["ok"].as_bool().unwrap();
+    assert_eq!(code, if ok { 0 } else { 1 });
+    assert_eq!(value["missing"].as_array().unwrap().is_empty(), ok);
+    let libraries = value["libraries"].as_array().unwrap();
+    assert_eq!(libraries.len(), 4);
+    for library in libraries {
+        let field = if library["found"].as_bool().unwrap() { "path" } else { "advice" };
+        assert!(!library[field].as_str().unwrap().is_empty(), "{library}");
+    }
+    let (text, again) = out(&["doctor"]);
+    assert_eq!(again, code);
+    assert!(text.contains("cuBLASLt") && text.contains("train on GPUs"), "{text}");
+}

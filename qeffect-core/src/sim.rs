@@ -5,7 +5,7 @@
 //! [`crate::lower`] says why bounded receive buffers change nothing). The same run at unit costs is
 //! the deadlock test and sizes the receive buffers.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::action::{Item, Kind};
 use crate::ids::{Microbatch, Rank, Stage};
@@ -18,10 +18,16 @@ use crate::schedule::{Costs, Schedule};
 pub struct CostModel {
     /// Costs per stage; a single entry holds for all stages.
     pub stages: Vec<Costs>,
-    /// Time from the end of a producer to the earliest start of its consumer on another rank.
+    /// Time from the last byte of a message to the earliest start of its consumer on another rank.
     pub latency: i64,
+    /// Time that a message between the stages s and s + 1 is on the wire: its bytes over the
+    /// bandwidth. A single entry holds for all boundaries, none means no time. Messages of one logical
+    /// edge (boundary and direction) follow each other; those of different edges do not disturb.
+    pub transfer: Vec<i64>,
     /// Cost of a whole `overlap`; `None`: the sum of its branches.
     pub overlap: Option<i64>,
+    /// Costs of overlaps by the stages of their forward and of their backward, before `overlap`.
+    pub pairs: BTreeMap<(Stage, Stage), i64>,
 }
 
 impl CostModel {
@@ -32,7 +38,35 @@ impl CostModel {
 
     /// The same costs on every stage, messages cost nothing.
     pub fn uniform(costs: Costs) -> CostModel {
-        CostModel { stages: vec![costs], latency: 0, overlap: None }
+        CostModel { stages: vec![costs], latency: 0, transfer: Vec::new(), overlap: None, pairs: BTreeMap::new() }
+    }
+
+    /// Time on the wire of the message that an item sends, if it sends one to the next stage.
+    fn wire(&self, item: &Item) -> i64 {
+        let boundary = if item.kind == Kind::Forward { item.stage.index() } else { item.stage.index().wrapping_sub(1) };
+        self.transfer.get(boundary).or(self.transfer.first()).copied().unwrap_or(0)
+    }
+
+    /// From the start of a message on the wire to its arrival, for the item that sends it.
+    pub fn flight(&self, item: &Item) -> i64 {
+        self.wire(item) + self.latency
+    }
+
+    /// The cost of a whole overlap: of its pair of stages, of overlaps, or the sum of its members.
+    pub fn whole(&self, block: &[Item]) -> i64 {
+        let stage_of = |backward: bool| {
+            let is = |item: &&Item| match item.kind {
+                Kind::Forward => !backward,
+                Kind::InputGrad | Kind::FullBackward => backward,
+                _ => false,
+            };
+            block.iter().find(is).map(|item| item.stage)
+        };
+        let pair = match self.pairs.is_empty() {
+            true => None,
+            false => stage_of(false).zip(stage_of(true)).and_then(|pair| self.pairs.get(&pair).copied()),
+        };
+        pair.or(self.overlap).unwrap_or_else(|| block.iter().map(|item| self.cost(item)).sum())
     }
 
     /// The cost of one item: B costs i + w, R costs f, each member of a coalesced W costs w.
@@ -53,6 +87,8 @@ impl CostModel {
 pub struct Timeline {
     /// End of each item.
     pub end: Vec<i64>,
+    /// When the message of each item starts on the wire; empty if messages take no time there: at its end.
+    pub sent: Vec<i64>,
     /// Global end.
     pub makespan: i64,
     /// Sum of costs per rank.
@@ -73,6 +109,11 @@ impl Timeline {
     /// end (ranks may start and end as a parallelogram).
     pub fn idle(&self) -> i64 {
         (0..self.busy.len()).map(|r| self.last[r] - self.first[r] - self.busy[r]).max().unwrap_or(0)
+    }
+
+    /// When the message of an item starts on the wire.
+    pub fn sent(&self, at: usize) -> i64 {
+        self.sent.get(at).copied().unwrap_or(self.end[at])
     }
 
     /// Bubble as a share of the makespan, 0 to 1.
@@ -107,6 +148,8 @@ pub fn run(schedule: &Schedule, index: &Index, costs: &CostModel) -> Result<Time
         index,
         costs,
         end: vec![PENDING; schedule.items.len()],
+        sent: if costs.transfer.iter().any(|time| *time > 0) { vec![0; schedule.items.len()] } else { Vec::new() },
+        wires: vec![i64::MIN; 2 * schedule.stages as usize],
         next: schedule.starts[..ranks].to_vec(),
         clock: vec![0; ranks],
         busy: vec![0; ranks],
@@ -129,7 +172,7 @@ pub fn run(schedule: &Schedule, index: &Index, costs: &CostModel) -> Result<Time
     }
     let makespan = run.clock.iter().copied().max().unwrap_or(0);
     let first = run.first.iter().map(|start| (*start).max(0)).collect();
-    Ok(Timeline { end: run.end, makespan, busy: run.busy, first, last: run.clock })
+    Ok(Timeline { end: run.end, sent: run.sent, makespan, busy: run.busy, first, last: run.clock })
 }
 
 const PENDING: i64 = i64::MIN;
@@ -139,6 +182,9 @@ struct Run<'a> {
     index: &'a Index,
     costs: &'a CostModel,
     end: Vec<i64>,
+    sent: Vec<i64>,
+    /// Until when the wire of each boundary and direction is taken.
+    wires: Vec<i64>,
     next: Vec<u32>,
     clock: Vec<i64>,
     busy: Vec<i64>,
@@ -164,17 +210,17 @@ impl Run<'_> {
         let rest = &self.schedule.items[begin as usize..self.schedule.starts[rank + 1] as usize];
         let length = rest.iter().position(|i| i.kind == Kind::OverlapEnd).map_or(rest.len(), |n| n + 1);
         let block = begin..begin + length as u32;
-        let (mut start, mut sum) = (self.clock[rank], 0);
+        let mut start = self.clock[rank];
         for at in block.clone() {
             let item = self.schedule.items[at as usize];
-            sum += self.costs.cost(&item);
             let inside =
                 index::dependency(self.schedule, self.index, &item).is_some_and(|needs| block.contains(&needs));
             if !inside {
                 start = start.max(self.arrival(rank, at, &item)?);
             }
         }
-        self.finish(rank, block, start, self.costs.overlap.unwrap_or(sum));
+        let cost = self.costs.whole(&self.schedule.items[block.start as usize..block.end as usize]);
+        self.finish(rank, block, start, cost);
         Ok(())
     }
 
@@ -186,7 +232,13 @@ impl Run<'_> {
         }
         let source = if item.kind == Kind::Forward { item.stage.0 - 1 } else { item.stage.0 + 1 };
         let local = self.schedule.placement[source as usize].index() == rank;
-        Ok(self.end[needs as usize] + if local { 0 } else { self.costs.latency })
+        if local {
+            return Ok(self.end[needs as usize]);
+        }
+        match self.sent.get(needs as usize) {
+            None => Ok(self.end[needs as usize] + self.costs.latency),
+            Some(sent) => Ok(sent + self.costs.flight(&self.schedule.items[needs as usize])),
+        }
     }
 
     /// Ends a block of items and wakes whoever waits for one of them.
@@ -200,6 +252,7 @@ impl Run<'_> {
         self.next[rank] = block.end;
         for at in block {
             self.end[at as usize] = self.clock[rank];
+            self.send(at);
             if let Some(stage) = index::dependent(self.schedule, &self.schedule.items[at as usize]) {
                 let other = self.schedule.placement[stage.index()].index();
                 if other != rank && self.waits[other].is_some_and(|wait| wait.needs == at) {
@@ -207,6 +260,22 @@ impl Run<'_> {
                     self.waits[other] = None;
                 }
             }
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Puts the message of an item on its wire, after the one before it.
+    fn send(&mut self, at: u32) {
+        let Some(sent) = self.sent.get_mut(at as usize) else { return };
+        let item = &self.schedule.items[at as usize];
+        *sent = self.end[at as usize];
+        if let Some(to) = index::dependent(self.schedule, item)
+            && self.schedule.placement[to.index()] != self.schedule.placement[item.stage.index()]
+        {
+            let wire = &mut self.wires[2 * item.stage.index() + usize::from(item.kind != Kind::Forward)];
+            *sent = (*sent).max(*wire);
+            *wire = *sent + self.costs.wire(item);
         }
     }
 }

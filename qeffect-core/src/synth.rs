@@ -27,6 +27,7 @@ use crate::schedule::{HeaderOrigins, Schedule, Transport, Update};
 use crate::sim::{self, CostModel, peak_memory};
 
 mod list;
+pub mod pattern;
 
 use list::{Order, Setting};
 
@@ -190,7 +191,8 @@ fn validate(request: &Request) -> Result<(), Infeasible> {
     if costs.stages.len() != 1 && costs.stages.len() != *stages as usize {
         return refuse(format!("costs of {} stages, but there are {stages}", costs.stages.len()));
     }
-    let all = costs.stages.iter().flat_map(|c| [c.f, c.i, c.w]).chain([costs.latency, *tape, *work]);
+    let times = costs.stages.iter().flat_map(|c| [c.f, c.i, c.w]).chain(costs.transfer.iter().copied());
+    let all = times.chain([costs.latency, *tape, *work]);
     if let Some(bad) = all.into_iter().find(|value| !(0..=MOST).contains(value)) {
         return refuse(format!("{bad} is no cost and no memory: they are from 0 to {MOST}"));
     }
@@ -245,25 +247,46 @@ fn judge(request: &Request, checked: Checked, given: Option<usize>) -> Found {
 }
 
 fn schedule(request: &Request, placement: &[Rank], programs: Vec<Vec<Item>>) -> Schedule {
-    let mut starts = vec![0u32];
-    let mut items = Vec::with_capacity(programs.iter().map(Vec::len).sum());
-    for program in programs {
-        items.extend(program);
-        starts.push(items.len() as u32);
-    }
     let name = |name: &'static str, value: u32| (Cow::Borrowed(name), i64::from(value));
-    Schedule {
-        name: Cow::Borrowed("synthesized"),
+    assemble(Parts {
+        name: "synthesized",
         params: vec![
             name("P", request.ranks),
             name("M", request.microbatches),
             name("V", request.stages / request.ranks),
-        ]
-        .into(),
+        ],
         ranks: request.ranks,
-        stages: request.stages,
         microbatches: request.microbatches,
-        placement: placement.to_vec().into(),
+        placement,
+        programs,
+    })
+}
+
+/// What a made schedule consists of.
+struct Parts<'a> {
+    name: &'static str,
+    params: Vec<(Cow<'static, str>, i64)>,
+    ranks: u32,
+    microbatches: u32,
+    placement: &'a [Rank],
+    programs: Vec<Vec<Item>>,
+}
+
+/// A schedule that nobody wrote: no bounds, no contracts, no places.
+fn assemble(parts: Parts<'_>) -> Schedule {
+    let mut starts = vec![0u32];
+    let mut items = Vec::with_capacity(parts.programs.iter().map(Vec::len).sum());
+    for program in parts.programs {
+        items.extend(program);
+        starts.push(items.len() as u32);
+    }
+    Schedule {
+        name: Cow::Borrowed(parts.name),
+        params: parts.params.into(),
+        ranks: parts.ranks,
+        stages: parts.placement.len() as u32,
+        microbatches: parts.microbatches,
+        placement: parts.placement.to_vec().into(),
         items: items.into(),
         starts: starts.into(),
         bounds: Cow::Borrowed(&[]),

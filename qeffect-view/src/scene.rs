@@ -39,6 +39,10 @@ pub struct Bar {
     pub start: i64,
     /// End. Members of an overlap share its span; see [`Bar::overlap`].
     pub end: i64,
+    /// When its result starts on the wire to another rank.
+    pub sent: i64,
+    /// When its result is there, if the consumer is on another rank.
+    pub arrives: i64,
     /// Inside an overlap: where.
     pub overlap: Option<Branch>,
     /// The slot that holds its microbatch.
@@ -126,6 +130,8 @@ impl Scene {
                     virtual_stage: virtual_of[item.stage.index()],
                     start: span.start,
                     end: span.end,
+                    sent: timeline.sent(first + step),
+                    arrives: timeline.sent(first + step) + costs.flight(&item),
                     overlap: span.overlap,
                     slot: slots[step],
                     needs: Vec::new(),
@@ -180,13 +186,36 @@ impl Scene {
                 let needs = self.bars[block.clone()].iter().flat_map(|bar| &bar.needs);
                 needs.map(|n| *n as usize).find(|n| {
                     let remote = self.bars[*n].rank != self.bars[now].rank;
-                    !block.contains(n) && self.extent(*n).1 + if remote { self.latency } else { 0 } == start
+                    !block.contains(n) && if remote { self.bars[*n].arrives } else { self.extent(*n).1 } == start
                 })
             };
+            let awaited = || awaited().map(|n| self.first_of_queue(n));
             at = before.or_else(awaited).filter(|n| *n != now);
         }
         path.reverse();
         path
+    }
+
+    /// Whose message a message waited for on its wire: the first of an unbroken row of them.
+    fn first_of_queue(&self, mut at: usize) -> usize {
+        let edge = |bar: &Bar| match bar.item.kind {
+            Kind::Forward => Some((bar.item.stage, true)),
+            Kind::InputGrad | Kind::FullBackward => Some((bar.item.stage, false)),
+            _ => None,
+        };
+        while self.bars[at].sent > self.extent(at).1 {
+            let own = self.starts[self.bars[at].rank.index()] as usize;
+            let off_wire = |bar: &Bar| bar.arrives - self.latency;
+            let before = |n: &usize| {
+                let (bar, waits) = (&self.bars[*n], &self.bars[at]);
+                edge(bar) == edge(waits) && off_wire(bar) == waits.sent && self.extent(*n).1 < self.extent(at).1
+            };
+            match (own..at).rev().find(before) {
+                Some(earlier) => at = earlier,
+                None => break,
+            }
+        }
+        at
     }
 
     fn extent(&self, at: usize) -> (i64, i64) {
@@ -295,8 +324,7 @@ fn spans(schedule: &Schedule, rank: Rank, costs: &CostModel, ends: &[i64]) -> Ve
 }
 
 fn overlap(block: &[Item], costs: &CostModel, end: i64, spans: &mut Vec<Option<Span>>) {
-    let total: i64 = block.iter().map(|item| costs.cost(item)).sum();
-    let length = costs.overlap.unwrap_or(total);
+    let length = costs.whole(block);
     let branches = block.iter().filter(|item| item.kind == Kind::OverlapBranch).count() as u32;
     let parts = block.split_inclusive(|item| matches!(item.kind, Kind::OverlapBranch | Kind::OverlapEnd));
     for (branch, part) in (0u32..).zip(parts) {

@@ -4,6 +4,10 @@
 //! one slice per action, arrows for messages between ranks, and a counter of what is live per rank.
 //! One unit of time is one microsecond of the trace.
 
+use std::collections::BTreeMap;
+
+use qeffect_core::schedule::Costs;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::scene::{Bar, Scene, describe};
@@ -108,4 +112,77 @@ impl Writer<'_> {
         end("s", producer, producer.end - i64::from(producer.end > producer.start));
         end("f", consumer, consumer.start);
     }
+}
+
+#[derive(Deserialize)]
+struct Trace {
+    #[serde(rename = "traceEvents")]
+    events: Vec<Event>,
+}
+
+#[derive(Deserialize)]
+struct Event {
+    ph: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    pid: u64,
+    /// Microseconds, as the format says.
+    #[serde(default)]
+    dur: f64,
+}
+
+/// Costs per stage from a trace, measured or simulated: the median duration of F, I and W, in
+/// nanoseconds.
+///
+/// Actions are the complete events (`"ph": "X"`) named as in [`Bar::key`], `2F7`; other events, and
+/// those of further processes, are passed over. Where a stage has B alone, it is divided evenly
+/// between I and W.
+///
+/// # Errors
+///
+/// If the text is no trace, names no action, leaves out F or the backward of a stage, or has a duration
+/// that is none.
+pub fn profile(text: &str) -> Result<Vec<Costs>, String> {
+    let trace: Trace = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let mut process = None;
+    let mut found: BTreeMap<(u32, char), Vec<i64>> = BTreeMap::new();
+    for event in trace.events.iter().filter(|event| event.ph == "X") {
+        let Some((stage, letter)) = action(&event.name) else { continue };
+        if *process.get_or_insert(event.pid) != event.pid {
+            continue;
+        }
+        let nanoseconds = event.dur * 1e3;
+        // A day is more than any action takes, and leaves sums far from overflow.
+        if !(0.0..=86_400e9).contains(&nanoseconds) {
+            return Err(format!("`{}` lasts {} microseconds", event.name, event.dur));
+        }
+        found.entry((stage, letter)).or_default().push(nanoseconds.round() as i64);
+    }
+    let stages = found.keys().map(|(stage, _)| stage + 1).max().ok_or("the trace has no action, as `0F0`")?;
+    let median = |stage: u32, letter: char| {
+        let mut all = found.get(&(stage, letter))?.clone();
+        all.sort_unstable();
+        Some(all[(all.len() - 1) / 2])
+    };
+    let costs = |stage: u32| {
+        let missing = |what: &str| format!("stage {stage} has no {what} in the trace");
+        let f = median(stage, 'F').ok_or_else(|| missing("F"))?;
+        let (i, w) = match (median(stage, 'I'), median(stage, 'W'), median(stage, 'B')) {
+            (Some(i), Some(w), _) => (i, w),
+            (_, _, Some(b)) => (b - b / 2, b / 2),
+            _ => return Err(missing("I and W, nor a B")),
+        };
+        Ok(Costs { f, i, w })
+    };
+    (0..stages).map(costs).collect()
+}
+
+/// Stage and letter of `2F7`.
+fn action(name: &str) -> Option<(u32, char)> {
+    let digits = name.find(|c: char| !c.is_ascii_digit())?;
+    let (stage, rest) = name.split_at(digits);
+    let letter = rest.chars().next().filter(|letter| "FIWB".contains(*letter))?;
+    rest[1..].parse::<u32>().ok()?;
+    Some((stage.parse().ok()?, letter))
 }

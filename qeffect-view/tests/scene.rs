@@ -8,7 +8,7 @@ use qeffect_core::sim::CostModel;
 use qeffect_view::Scene;
 
 fn costs(f: i64, i: i64, w: i64, latency: i64, overlap: Option<i64>) -> CostModel {
-    CostModel { stages: vec![Costs { f, i, w }], latency, overlap }
+    CostModel { latency, overlap, ..CostModel::uniform(Costs { f, i, w }) }
 }
 
 #[test]
@@ -99,5 +99,70 @@ fn the_critical_path_has_no_gap() {
                 pair[1].key()
             );
         }
+    }
+}
+
+/// Messages that take longer on the wire than an action computes queue behind each other.
+#[test]
+fn messages_of_an_edge_follow_each_other() {
+    const GPIPE: &str = "gpipe<P, M>; ranks: P; microbatches: M; stages: P; place: |s| s;
+        rank |r| { for m in 0..M { F(r, m); } for m in 0..M { B(r, m); } }";
+    let model = CostModel { transfer: vec![3], ..costs(1, 1, 1, 2, None) };
+    let scene = Scene::new(&checked(GPIPE, &[2, 4]), &model);
+    let at = |key: &str| scene.bars.iter().find(|bar| bar.key() == key).unwrap();
+    // F(0, m) ends at m + 1; the wire takes one message after the other, from 1 on, 3 each, and 2 more.
+    assert_eq!([0, 1, 2, 3].map(|m| at(&format!("0F{m}")).sent), [1, 4, 7, 10]);
+    assert_eq!([0, 1, 2, 3].map(|m| at(&format!("1F{m}")).start), [6, 9, 12, 15]);
+    // B of the last stage: 16 to 18, 20, 22, 24; gradients on the wire from 18, 21, 24, 27; B(0, 3) at 32.
+    assert_eq!([0, 1, 2, 3].map(|m| at(&format!("0B{m}")).start), [23, 26, 29, 32]);
+    assert_eq!(scene.makespan, 34);
+    let path: Vec<String> = scene.critical_path().iter().map(|at| scene.bars[*at as usize].key()).collect();
+    assert_eq!(path, ["0F0", "1F3", "1B0", "0B3"], "what queued is not what held up the end");
+}
+
+#[test]
+fn an_overlap_costs_what_its_pair_of_stages_costs() {
+    use qeffect_core::ids::Stage;
+    let checked = checked(OVERLAPPED, &[2, 4]);
+    let mut model = costs(4, 4, 2, 0, Some(7));
+    let lengths = |model: &CostModel| {
+        let scene = Scene::new(&checked, model);
+        let overlaps = scene
+            .bars
+            .iter()
+            .filter(|bar| bar.letter() == 'F')
+            .filter_map(|bar| Some((bar.item.stage.0, bar.overlap?)));
+        overlaps.map(|(stage, branch)| (stage, branch.end - branch.start)).collect::<Vec<_>>()
+    };
+    assert!(lengths(&model).iter().all(|(_, length)| *length == 7));
+    model.pairs.insert((Stage(0), Stage(0)), 9);
+    assert!(lengths(&model).iter().all(|(stage, length)| *length == if *stage == 0 { 9 } else { 7 }));
+    assert!(lengths(&model).iter().any(|(stage, _)| *stage == 0));
+}
+
+/// The costs of a simulated trace are those that it was simulated with, in nanoseconds.
+#[test]
+fn a_trace_is_a_profile() {
+    use qeffect_view::trace;
+    let stages: Vec<Costs> = (1..=8).map(|s| Costs { f: s, i: s + 1, w: 2 * s }).collect();
+    let model = CostModel { stages: stages.clone(), ..CostModel::unit() };
+    let text = trace::render(&[&Scene::new(&checked(LOOPED, &[4, 8]), &model)]);
+    let wanted: Vec<Costs> = stages.iter().map(|c| Costs { f: 1000 * c.f, i: 1000 * c.i, w: 1000 * c.w }).collect();
+    let sum = |all: &[Costs]| all.iter().map(|c| (c.f, c.i + c.w)).collect::<Vec<_>>();
+    assert_eq!(sum(&trace::profile(&text).unwrap()), sum(&wanted));
+    let split =
+        trace::render(&[&Scene::new(&checked(ZB_H1, &[4, 8]), &CostModel { stages: stages[..4].to_vec(), ..model })]);
+    assert_eq!(trace::profile(&split).unwrap(), wanted[..4]);
+    for (text, message) in [
+        ("{", "EOF"),
+        ("{\"traceEvents\": []}", "no action"),
+        (
+            r#"{"traceEvents": [{"ph": "X", "name": "0F0", "ts": 0, "dur": 1}, {"ph": "X", "name": "2B0", "ts": 0, "dur": 1}]}"#,
+            "stage 0 has no",
+        ),
+        (r#"{"traceEvents": [{"ph": "X", "name": "0F0", "ts": 0, "dur": -1}]}"#, "-1"),
+    ] {
+        let error = trace::profile(text).unwrap_err();
+        assert!(error.contains(message), "{error}");
     }
 }

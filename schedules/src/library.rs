@@ -5,8 +5,12 @@ pub mod eval;
 pub mod gpipe;
 pub mod interleaved_1f1b;
 pub mod interleaved_zb;
+pub mod kimi_k2;
 pub mod looped_bfs;
 pub mod one_f_one_b;
+mod v_block;
+pub mod v_half;
+pub mod v_min;
 pub mod zb_h1;
 pub mod zb_h2;
 pub mod zb_v;
@@ -183,6 +187,33 @@ static FURTHER: &[Entry] = &[
         v_shaped: true,
         build: dualpipe_v::dualpipe_v::build,
         find: dualpipe_v::dualpipe_v::find,
+        ..PLAIN
+    },
+    Entry {
+        name: "v_half",
+        summary: "two stages per rank in a V, half of ZB-V's memory",
+        virtual_stages: 2,
+        v_shaped: true,
+        build: v_half::build,
+        find: |_, _| None,
+        ..PLAIN
+    },
+    Entry {
+        name: "v_min",
+        summary: "two stages per rank in a V, a third of ZB-V's memory",
+        virtual_stages: 2,
+        v_shaped: true,
+        build: v_min::build,
+        find: |_, _| None,
+        ..PLAIN
+    },
+    Entry {
+        name: "kimi_k2",
+        summary: "interleaved 1F1B with a forward more in flight, beside each backward",
+        params: &["P", "M", "V"],
+        virtual_stages: 2,
+        build: |ranks, microbatches| kimi_k2::kimi_k2::build(ranks, microbatches, 2),
+        find: |ranks, microbatches| kimi_k2::kimi_k2::find(ranks, microbatches, 2),
         ..PLAIN
     },
 ];

@@ -20,6 +20,9 @@ use super::source::{self, Parameters, SCHEDULE_HELP, SCHEDULE_LONG_HELP};
 Examples:
   qeffect schedule simulate zb_h1 -p 4 -m 8 --costs 10,12,7
   qeffect schedule simulate mine.csv --costs measured.json --tape-bytes 67108864 --work-bytes 33554432
+  qeffect schedule simulate zb_v --costs 40,50,30 --latency 5 --message-bytes 8388608 --bandwidth 400000
+  qeffect schedule simulate dualpipe_v --costs 4,4,3 --overlap 9 --pair 0,7=10
+  qeffect schedule simulate zb_v --costs trace.json
   qeffect --json schedule simulate zb_v -p 8 -m 32")]
 pub struct Simulate {
     #[arg(help = SCHEDULE_HELP, long_help = SCHEDULE_LONG_HELP)]

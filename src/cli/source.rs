@@ -227,6 +227,7 @@ fn general(name: &str) -> Option<Build> {
     match name {
         "interleaved_1f1b" => Some(qeffect_schedules::interleaved_1f1b::build),
         "interleaved_zb" => Some(qeffect_schedules::interleaved_zb::build),
+        "kimi_k2" => Some(qeffect_schedules::kimi_k2::build),
         "looped_bfs" => Some(qeffect_schedules::looped_bfs::build),
         "eval" | "eval_loop" => Some(qeffect_schedules::eval_loop::build),
         _ => None,

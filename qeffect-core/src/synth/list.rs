@@ -127,6 +127,8 @@ pub(super) struct Order<'a> {
     /// Per stage: the next F and the next I.
     next_forward: Vec<u32>,
     next_backward: Vec<u32>,
+    /// Until when the wire into each stage is taken, for activations and for gradients.
+    wires: Vec<[i64; 2]>,
     wakes: BinaryHeap<Reverse<(i64, u32)>>,
 }
 
@@ -162,6 +164,7 @@ impl<'a> Order<'a> {
             backward_in: vec![UNKNOWN; cells],
             next_forward: vec![0; request.stages as usize],
             next_backward: vec![0; request.stages as usize],
+            wires: vec![[i64::MIN; 2]; request.stages as usize],
             wakes: (0..request.ranks).map(|rank| Reverse((0, rank))).collect(),
         }
     }
@@ -266,7 +269,7 @@ impl<'a> Order<'a> {
                 state.last = kind;
                 self.next_forward[stage as usize] += 1;
                 if stage + 1 < self.request.stages {
-                    self.deliver(rank, stage + 1, end, cell + self.request.microbatches as usize, true);
+                    self.deliver(rank, &item(kind, stage, microbatch), end, cell + self.request.microbatches as usize);
                 } else {
                     self.backward_in[cell] = end;
                 }
@@ -278,7 +281,7 @@ impl<'a> Order<'a> {
                 state.works.push_back((stage, microbatch));
                 self.next_backward[stage as usize] += 1;
                 if stage > 0 {
-                    self.deliver(rank, stage - 1, end, cell - self.request.microbatches as usize, false);
+                    self.deliver(rank, &item(kind, stage, microbatch), end, cell - self.request.microbatches as usize);
                 }
             }
             _ => {
@@ -289,10 +292,19 @@ impl<'a> Order<'a> {
         self.wakes.push(Reverse((end, rank as u32)));
     }
 
-    /// A result reaches the next stage.
-    fn deliver(&mut self, from: usize, stage: u32, end: i64, cell: usize, forward: bool) {
+    /// The result of an item reaches the next stage, after what its wire carries already.
+    fn deliver(&mut self, from: usize, sender: &Item, end: i64, cell: usize) {
+        let forward = sender.kind == Kind::Forward;
+        let stage = if forward { sender.stage.0 + 1 } else { sender.stage.0 - 1 };
         let to = self.placement[stage as usize];
-        let at = end + if to.index() == from { 0 } else { self.request.costs.latency };
+        let mut at = end;
+        if to.index() != from {
+            let costs = &self.request.costs;
+            let wire = &mut self.wires[stage as usize][usize::from(forward)];
+            let sent = end.max(*wire);
+            at = sent + costs.flight(sender);
+            *wire = at - costs.latency;
+        }
         let table = if forward { &mut self.forward_in } else { &mut self.backward_in };
         table[cell] = at;
         self.wakes.push(Reverse((at, to.0)));
