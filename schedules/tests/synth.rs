@@ -82,3 +82,51 @@ fn sixteen_ranks_and_64_microbatches_take_seconds() {
         assert!(took < Duration::from_secs(20), "{took:?}");
     }
 }
+
+/// Numbers from a seed: the same ones on every machine.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, end: i64) -> i64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) % end as u64) as i64
+    }
+}
+
+/// Random costs per stage, latencies and times on the wire: no schedule of the library is better under its own limit.
+#[test]
+fn never_worse_at_random_costs() {
+    let mut draw = Draw(2026);
+    let entries: Vec<_> = library().iter().chain(further()).filter(|entry| !entry.eval).collect();
+    let (mut cases, mut alone) = (0, 0);
+    for case in 0..60 {
+        let entry = entries[case % entries.len()];
+        let ranks = 1 + draw.below(16);
+        // Few large ones: a case at 16 x 64 takes most of a second.
+        let most = if case % 12 == 0 { 64 } else { 24 };
+        let microbatches = if entry.name == "dualpipe_v" { 2 * ranks } else { 1 } + draw.below(most);
+        let stages = ranks * entry.virtual_stages;
+        let mut cost = || 1 + draw.below(20);
+        let stages: Vec<Costs> = (0..stages).map(|_| Costs { f: cost(), i: cost(), w: cost() }).collect();
+        let transfer = (1..stages.len()).map(|_| draw.below(6)).collect();
+        let costs = CostModel { stages, latency: draw.below(4), transfer, ..CostModel::unit() };
+        let objective = if case % 3 == 0 { Objective::Idle } else { Objective::Makespan };
+        let request = request(entry, ranks, microbatches, costs.clone(), objective);
+        let given = entry.checked(ranks, microbatches).expect("the library is right").into_owned();
+        let index = Index::new(&given.schedule);
+        let timeline = run(&given.schedule, &index, &costs).expect("it is checked");
+        let quality = |makespan: i64, idle: i64| match objective {
+            Objective::Makespan => (makespan, idle),
+            Objective::Idle => (idle, makespan),
+        };
+        let known = quality(timeline.makespan, timeline.idle());
+        let best = synthesize(&request, std::slice::from_ref(&given)).expect("the given one fits");
+        assert!(quality(best.makespan, best.idle) <= known, "{} P = {ranks}, M = {microbatches}", entry.name);
+        assert!(best.memory.iter().all(|peak| *peak <= request.limit), "{}", entry.name);
+        assert_eq!(synthesize(&request, std::slice::from_ref(&given)).as_ref(), Ok(&best), "twice the same");
+        cases += 1;
+        alone += u32::from(best.given.is_none());
+    }
+    // Where stages differ, a schedule made for their costs is nearly always better than one written for equal ones.
+    assert!(alone * 100 >= cases * 75, "{alone} of {cases}");
+}

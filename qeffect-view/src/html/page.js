@@ -255,12 +255,12 @@
     const plain = String(scene.microbatch[bar]);
     const texts = [scene.kind[bar] + plain, plain];
     if (scene.virtual > 1) texts.unshift(key(scene, bar));
-    const sizes = r.height < 20 ? [9] : [11, 10, 9];
+    const sizes = r.height < 20 ? [9, 8] : [11, 10, 9, 8];
     for (const text of texts) {
       for (const size of sizes) {
         g.font = `500 ${size}px ${font}`;
         const width = g.measureText(text).width;
-        if (width + 3 <= r.width) {
+        if (width + 2 <= r.width) {
           g.fillStyle = color;
           g.fillText(text, r.x + (r.width - width) / 2, r.y + r.height / 2 + (scene.number[bar] > 0 ? -0.5 : 0.5));
           return;
