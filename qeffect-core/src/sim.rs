@@ -294,7 +294,7 @@ pub struct Live {
 }
 
 /// What a rank recomputes: F keeps no tape for it.
-pub(crate) fn recomputed(items: &[Item]) -> HashSet<(Stage, Microbatch)> {
+pub fn recomputed(items: &[Item]) -> HashSet<(Stage, Microbatch)> {
     items.iter().filter(|item| item.kind == Kind::Recompute).map(|item| (item.stage, item.microbatch)).collect()
 }
 

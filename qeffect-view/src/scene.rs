@@ -343,7 +343,7 @@ fn overlap(block: &[Item], costs: &CostModel, end: i64, spans: &mut Vec<Option<S
 
 /// What is live on a rank during each item: what was live before it, and what it adds.
 ///
-/// As in [`sim::live`]: a tape lives from the start of F to the end of I, a work from the start of
+/// As in [`sim::live`]: a tape lives from the start of F (or R) to the end of I, a work from the start of
 /// I to the end of W, and inside an overlap or a group nothing is freed before its end.
 fn live(schedule: &Schedule, rank: Rank) -> Vec<Peaks> {
     let items = schedule.rank(rank);
@@ -351,11 +351,13 @@ fn live(schedule: &Schedule, rank: Rank) -> Vec<Peaks> {
     let mut ended = Peaks::default();
     let mut overlapped = false;
     let mut out = Vec::with_capacity(items.len());
+    let recomputed = sim::recomputed(items);
     for (at, item) in items.iter().enumerate() {
         match item.kind {
+            Kind::Recompute => now.tapes += 1,
             Kind::Forward => {
                 now.slots += 1;
-                now.tapes += 1;
+                now.tapes += u32::from(!recomputed.contains(&(item.stage, item.microbatch)));
                 ended.slots += u32::from(schedule.eval);
                 ended.tapes += u32::from(schedule.eval);
             }

@@ -1,0 +1,402 @@
+//! The ledger's contract as a model: what each call requires, by code, and what it does.
+
+use std::collections::BTreeSet;
+
+use qeffect_core::code::Code;
+use qeffect_core::ids::{Microbatch, Stage};
+use qeffect_core::ledger::Verdict;
+use qeffect_core::tape::TapeKey;
+
+use crate::slots::{SLOTS, Slots};
+
+pub const STAGES: [Stage; 2] = [Stage(1), Stage(3)];
+pub const ROLLS: [(u32, u32); 2] = [(3, 2), (1, 0)];
+pub const MICROBATCHES: u32 = 2;
+pub const FORWARD: u8 = 1;
+pub const INPUT_GRAD: u8 = 2;
+pub const WEIGHT_GRAD: u8 = 4;
+pub const RECOMPUTED: u8 = 8;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    Rest,
+    Training(Option<Verdict>),
+    Evaluating,
+}
+
+/// What one stage has done, per microbatch, and its version and rolls.
+#[derive(Clone, Debug)]
+pub struct StageModel {
+    pub did: Vec<u8>,
+    pub messages: BTreeSet<(u8, u32)>,
+    pub refreshed: bool,
+    pub reduced: bool,
+    pub cache: Option<u64>,
+    pub filled: Option<u64>,
+    pub rolls: [u64; 2],
+}
+
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub stages: Vec<StageModel>,
+    pub slots: Slots,
+    pub attempts: u64,
+    pub weights: u64,
+    pub phase: Phase,
+    pub pending: bool,
+    /// Cache, filled and rolls of each stage as the pass found them.
+    pub start: Vec<(Option<u64>, Option<u64>, [u64; 2])>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Call {
+    Step,
+    Evaluation,
+    EndEvaluation,
+    Abort,
+    Fill(u32),
+    Forward { stage: u32, microbatch: u32, slot: u32, finish: Finish },
+    Evaluate { stage: u32, microbatch: u32 },
+    Recompute { stage: u32, microbatch: u32, slot: u32, generation: u64 },
+    InputGrad { stage: u32, microbatch: u32, slot: u32, generation: u64, finish: Finish },
+    FullBackward { stage: u32, microbatch: u32, slot: u32, generation: u64, finish: Finish },
+    WeightGrad { stage: u32, microbatch: u32, slot: u32, generation: u64, finish: Finish },
+    Send { backward: bool, stage: u32, microbatch: u32 },
+    Wait { backward: bool, stage: u32, microbatch: u32 },
+    Refresh(u32),
+    Reduce(u32),
+    Agree { verdict: Verdict, honest: bool },
+    Commit,
+}
+
+/// How the caller of an action ends it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Finish {
+    Right,
+    /// Drops the transition: the action failed.
+    Dropped,
+    /// Returns a token that was rolled once more than the action rolls.
+    RolledTwice,
+}
+
+impl Model {
+    pub fn new() -> Model {
+        let stage = StageModel {
+            did: vec![0; MICROBATCHES as usize],
+            messages: BTreeSet::new(),
+            refreshed: false,
+            reduced: false,
+            cache: None,
+            filled: None,
+            rolls: [0; 2],
+        };
+        let stages = vec![stage; STAGES.len()];
+        let start = vec![(None, None, [0; 2]); STAGES.len()];
+        Model { stages, slots: Slots::new(SLOTS), attempts: 0, weights: 0, phase: Phase::Rest, pending: false, start }
+    }
+
+    pub fn step(&self) -> u64 {
+        if matches!(self.phase, Phase::Training(_)) { self.attempts - 1 } else { self.attempts }
+    }
+
+    fn key(&self, stage: u32, microbatch: u32) -> TapeKey {
+        TapeKey::stage(self.step(), Stage(stage), Microbatch(microbatch))
+    }
+
+    fn at(stage: u32) -> Option<usize> {
+        STAGES.iter().position(|held| held.0 == stage)
+    }
+
+    fn all_did(&self, at: usize) -> bool {
+        self.stages[at].did.iter().all(|did| did & !RECOMPUTED == FORWARD | INPUT_GRAD | WEIGHT_GRAD)
+    }
+
+    /// The rules that a call breaks, by code.
+    pub fn breaks(&self, call: &Call) -> BTreeSet<Code> {
+        let mut broken = BTreeSet::new();
+        if self.pending && *call != Call::Abort {
+            broken.insert(Code::NotQuiescent);
+        }
+        // Whether a training step runs in which nothing is agreed yet.
+        let training = |broken: &mut BTreeSet<Code>| match self.phase {
+            Phase::Training(None) => {}
+            Phase::Training(_) => drop(broken.insert(Code::CommitWithWork)),
+            _ => drop(broken.insert(Code::NotQuiescent)),
+        };
+        let stage = match *call {
+            Call::Fill(stage) | Call::Refresh(stage) | Call::Reduce(stage) => Some((stage, 0)),
+            Call::Forward { stage, microbatch, .. }
+            | Call::Evaluate { stage, microbatch }
+            | Call::Recompute { stage, microbatch, .. }
+            | Call::InputGrad { stage, microbatch, .. }
+            | Call::FullBackward { stage, microbatch, .. }
+            | Call::WeightGrad { stage, microbatch, .. }
+            | Call::Send { stage, microbatch, .. }
+            | Call::Wait { stage, microbatch, .. } => Some((stage, microbatch)),
+            _ => None,
+        };
+        let mut here = None;
+        if let Some((stage, microbatch)) = stage {
+            match Model::at(stage) {
+                None => drop(broken.insert(Code::WrongRank)),
+                Some(_) if microbatch >= MICROBATCHES => drop(broken.insert(Code::OutOfRange)),
+                Some(at) => here = Some(at),
+            }
+            if here.is_none() {
+                return broken;
+            }
+        }
+        let state = here.map(|at| &self.stages[at]);
+        let did = |microbatch: u32, bit: u8| state.is_some_and(|state| state.did[microbatch as usize] & bit != 0);
+        let current = state.is_some_and(|s| s.cache == Some(self.weights) && s.filled == Some(self.weights));
+        let at_rest = self.phase == Phase::Rest && self.slots.live() == 0;
+        match *call {
+            Call::Abort => {}
+            Call::Step | Call::Evaluation | Call::Fill(_) => {
+                if !at_rest {
+                    broken.insert(Code::NotQuiescent);
+                }
+            }
+            Call::EndEvaluation => {
+                if self.phase != Phase::Evaluating {
+                    broken.insert(Code::NotQuiescent);
+                }
+                if self.stages.iter().any(|stage| stage.did.iter().any(|did| did & FORWARD == 0)) {
+                    broken.insert(Code::ForwardMissing);
+                }
+            }
+            Call::Forward { stage, microbatch, slot, .. } => {
+                training(&mut broken);
+                if !current {
+                    broken.insert(Code::StaleCache);
+                }
+                if did(microbatch, FORWARD) {
+                    broken.insert(Code::ForwardRepeated);
+                }
+                broken.extend(self.slots.lease_breaks(self.key(stage, microbatch), slot));
+            }
+            Call::Evaluate { microbatch, .. } => {
+                if self.phase != Phase::Evaluating {
+                    broken.insert(Code::NotQuiescent);
+                }
+                if state.is_some_and(|state| state.filled != Some(self.weights)) {
+                    broken.insert(Code::StaleCache);
+                }
+                if did(microbatch, FORWARD) {
+                    broken.insert(Code::ForwardRepeated);
+                }
+            }
+            Call::Recompute { stage, microbatch, slot, generation }
+            | Call::InputGrad { stage, microbatch, slot, generation, .. }
+            | Call::FullBackward { stage, microbatch, slot, generation, .. } => {
+                training(&mut broken);
+                if !current {
+                    broken.insert(Code::StaleCache);
+                }
+                broken.extend(self.slots.reference_breaks(self.key(stage, microbatch), slot, generation, false));
+                if matches!(call, Call::Recompute { .. }) && did(microbatch, RECOMPUTED) {
+                    broken.insert(Code::RecomputeMisplaced);
+                }
+            }
+            Call::WeightGrad { stage, microbatch, slot, generation, .. } => {
+                training(&mut broken);
+                broken.extend(self.slots.reference_breaks(self.key(stage, microbatch), slot, generation, true));
+            }
+            Call::Send { backward, microbatch, .. } => {
+                if self.phase != Phase::Evaluating {
+                    training(&mut broken);
+                }
+                if !did(microbatch, if backward { INPUT_GRAD } else { FORWARD }) {
+                    broken.insert(Code::MessageEarly);
+                }
+                if state.is_some_and(|state| state.messages.contains(&(u8::from(backward), microbatch))) {
+                    broken.insert(Code::MessageDoubled);
+                }
+            }
+            Call::Wait { backward, microbatch, .. } => {
+                if self.phase != Phase::Evaluating {
+                    training(&mut broken);
+                }
+                if did(microbatch, if backward { INPUT_GRAD } else { FORWARD }) {
+                    broken.insert(Code::MessageEarly);
+                }
+                if state.is_some_and(|state| state.messages.contains(&(2 + u8::from(backward), microbatch))) {
+                    broken.insert(Code::MessageDoubled);
+                }
+            }
+            Call::Refresh(_) => {
+                training(&mut broken);
+                if state.is_some_and(|s| s.refreshed || s.did.iter().any(|did| did & FORWARD != 0)) {
+                    broken.insert(Code::RefreshMisplaced);
+                }
+            }
+            Call::Reduce(_) => {
+                training(&mut broken);
+                if here.is_some_and(|at| self.stages[at].reduced || !self.all_did(at)) {
+                    broken.insert(Code::ReduceMisplaced);
+                }
+            }
+            Call::Agree { honest, .. } => {
+                training(&mut broken);
+                self.incomplete(&mut broken);
+                if !honest {
+                    broken.insert(Code::TokenOutOfOrder);
+                }
+            }
+            Call::Commit => {
+                self.incomplete(&mut broken);
+                if self.phase != Phase::Training(Some(Verdict::Good)) {
+                    broken.insert(Code::CommitWithWork);
+                }
+            }
+        }
+        broken
+    }
+
+    fn incomplete(&self, broken: &mut BTreeSet<Code>) {
+        if self.slots.live() > 0 || self.stages.iter().any(|stage| !stage.reduced) {
+            broken.insert(Code::CommitWithWork);
+        }
+        if (0..self.stages.len()).any(|at| !self.all_did(at)) {
+            broken.insert(Code::ArenaMissing);
+        }
+    }
+
+    /// The effect of a call that breaks no rule.
+    pub fn apply(&mut self, call: &Call) {
+        let keys = |stage: u32, microbatch: u32| self.key(stage, microbatch);
+        let finish = match *call {
+            Call::Forward { finish, .. }
+            | Call::InputGrad { finish, .. }
+            | Call::FullBackward { finish, .. }
+            | Call::WeightGrad { finish, .. } => finish,
+            _ => Finish::Right,
+        };
+        let tokenless = matches!(call, Call::WeightGrad { .. });
+        if finish == Finish::Dropped || (finish == Finish::RolledTwice && !tokenless) {
+            self.pending = true;
+            return;
+        }
+        match *call {
+            Call::Step | Call::Evaluation => {
+                self.start = self.stages.iter().map(|s| (s.cache, s.filled, s.rolls)).collect();
+                self.clear();
+                self.phase = if *call == Call::Step { Phase::Training(None) } else { Phase::Evaluating };
+                self.attempts += u64::from(*call == Call::Step);
+            }
+            Call::EndEvaluation => self.phase = Phase::Rest,
+            Call::Abort => {
+                let step = self.step();
+                self.slots.purge(step);
+                if self.phase != Phase::Rest {
+                    for (stage, start) in self.stages.iter_mut().zip(&self.start) {
+                        (stage.cache, stage.filled, stage.rolls) = *start;
+                    }
+                    self.clear();
+                }
+                self.pending = false;
+                self.phase = Phase::Rest;
+            }
+            Call::Fill(stage) => self.of(stage).filled = Some(self.weights),
+            Call::Forward { stage, microbatch, slot, .. } => {
+                let key = keys(stage, microbatch);
+                self.slots.lease(key, slot);
+                self.of(stage).did[microbatch as usize] |= FORWARD;
+                self.of(stage).rolls[0] += u64::from(Model::rolls(stage).0);
+            }
+            Call::Evaluate { stage, microbatch } => self.of(stage).did[microbatch as usize] |= FORWARD,
+            Call::Recompute { stage, microbatch, .. } => self.of(stage).did[microbatch as usize] |= RECOMPUTED,
+            Call::InputGrad { stage, microbatch, slot, .. } => {
+                self.slots.records[slot as usize] = Some((keys(stage, microbatch), true));
+                self.of(stage).did[microbatch as usize] |= INPUT_GRAD;
+                self.of(stage).rolls[1] += u64::from(Model::rolls(stage).1);
+            }
+            Call::FullBackward { stage, microbatch, slot, .. } => {
+                self.slots.records[slot as usize] = None;
+                self.of(stage).did[microbatch as usize] |= INPUT_GRAD | WEIGHT_GRAD;
+                self.of(stage).rolls[1] += u64::from(Model::rolls(stage).1);
+            }
+            Call::WeightGrad { stage, microbatch, slot, .. } => {
+                self.slots.records[slot as usize] = None;
+                self.of(stage).did[microbatch as usize] |= WEIGHT_GRAD;
+            }
+            Call::Send { backward, stage, microbatch } => {
+                self.of(stage).messages.insert((u8::from(backward), microbatch));
+            }
+            Call::Wait { backward, stage, microbatch } => {
+                self.of(stage).messages.insert((2 + u8::from(backward), microbatch));
+            }
+            Call::Refresh(stage) => {
+                let weights = self.weights;
+                let state = self.of(stage);
+                (state.cache, state.filled, state.refreshed) = (Some(weights), Some(weights), true);
+            }
+            Call::Reduce(stage) => self.of(stage).reduced = true,
+            Call::Agree { verdict, .. } => self.phase = Phase::Training(Some(verdict)),
+            Call::Commit => {
+                self.weights += 1;
+                let weights = self.weights;
+                self.stages.iter_mut().for_each(|stage| stage.filled = Some(weights));
+                self.phase = Phase::Rest;
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        for stage in &mut self.stages {
+            stage.did.fill(0);
+            stage.messages.clear();
+            (stage.refreshed, stage.reduced) = (false, false);
+        }
+    }
+
+    fn of(&mut self, stage: u32) -> &mut StageModel {
+        &mut self.stages[Model::at(stage).unwrap()]
+    }
+
+    pub fn rolls(stage: u32) -> (u32, u32) {
+        ROLLS[Model::at(stage).unwrap()]
+    }
+
+    /// Every call with every argument in reach, a few beyond it.
+    pub fn all(&self) -> Vec<Call> {
+        let mut calls = vec![
+            Call::Step,
+            Call::Step,
+            Call::Evaluation,
+            Call::EndEvaluation,
+            Call::Abort,
+            Call::Commit,
+            Call::Commit,
+        ];
+        for (verdict, honest) in
+            [(Verdict::Good, true), (Verdict::Good, true), (Verdict::Skip, true), (Verdict::Good, false)]
+        {
+            calls.push(Call::Agree { verdict, honest });
+        }
+        for stage in [1, 2, 3] {
+            calls.extend([Call::EndEvaluation; 6]);
+            calls.extend([Call::Fill(stage), Call::Refresh(stage), Call::Refresh(stage), Call::Reduce(stage)]);
+            for microbatch in 0..=MICROBATCHES {
+                calls.push(Call::Evaluate { stage, microbatch });
+                for backward in [false, true] {
+                    calls.push(Call::Send { backward, stage, microbatch });
+                    calls.push(Call::Wait { backward, stage, microbatch });
+                }
+                for slot in 0..=SLOTS {
+                    let current = self.slots.generations.get(slot as usize).copied().unwrap_or(1);
+                    for finish in [Finish::Right; 2].into_iter().chain([Finish::Dropped, Finish::RolledTwice]) {
+                        calls.push(Call::Forward { stage, microbatch, slot, finish });
+                        for generation in current.saturating_sub(1).max(1)..=current.max(1) {
+                            calls.push(Call::InputGrad { stage, microbatch, slot, generation, finish });
+                            calls.push(Call::FullBackward { stage, microbatch, slot, generation, finish });
+                            calls.push(Call::WeightGrad { stage, microbatch, slot, generation, finish });
+                        }
+                    }
+                    calls.push(Call::Recompute { stage, microbatch, slot, generation: current.max(1) });
+                }
+            }
+        }
+        calls
+    }
+}
