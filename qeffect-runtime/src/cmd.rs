@@ -9,6 +9,7 @@
 use qeffect_core::fp8::Fp8 as Format;
 use qeffect_core::scaling::ScaleRule;
 
+use crate::cmd::fused::Fused;
 use crate::device::Buf;
 pub use crate::kernels::attention::AttentionShape;
 pub use crate::kernels::dropout::DropoutRate;
@@ -19,6 +20,9 @@ use crate::kernels::optimizer::NORM_PIECE;
 pub use crate::kernels::rotary::RotaryShape;
 #[cfg(doc)]
 use crate::kernels::rotary::rotary_table;
+
+pub mod effects;
+pub mod fused;
 
 /// One element of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -484,6 +488,8 @@ pub enum Cmd {
         /// To.
         dst: Buf,
     },
+    /// Several commands in one pass.
+    Fused(Box<Fused>),
     /// Sets the flag, and never clears it, if an element of `src` is infinite or NaN.
     CheckFinite {
         /// f32 or f64.
@@ -530,6 +536,7 @@ impl Cmd {
             Cmd::AdamW { .. } => "adamw",
             Cmd::Advance { .. } => "advance",
             Cmd::CopyIf { .. } => "copy_if",
+            Cmd::Fused(fused) => fused.name(),
             Cmd::CheckFinite { .. } => "check_finite",
         }
     }

@@ -6,6 +6,8 @@
 mod exec;
 mod table;
 
+use qeffect_core::dtype::Dtype;
+
 use crate::cmd::Cmd;
 use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
 use crate::kernels::Scratch;
@@ -23,6 +25,8 @@ struct Workspace {
     rows32: Vec<f32>,
     rows64: Vec<f64>,
     positions: TokenPositions,
+    /// Of fused commands: type, rows and columns, and the buffer.
+    values: Vec<((Dtype, usize, usize), Buf)>,
 }
 
 /// The embedded device. One rank owns one.
@@ -127,8 +131,7 @@ impl CpuDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cmd::{Operand, Scalar};
-    use qeffect_core::dtype::Dtype;
+    use crate::cmd::{DropoutKey, DropoutRate, Operand, RotaryShape, Scalar};
     use qeffect_core::fp8::Fp8 as Format;
 
     fn alloc(device: &mut CpuDevice, name: &str, dtype: Dtype, elements: usize) -> Buf {
@@ -171,6 +174,8 @@ mod tests {
         let operand = |buf| Operand { buf, scale_inv: None, transposed: false };
         let gemm =
             |x, out| Cmd::Gemm { m: 2, n: 2, k: 2, a: operand(x), b: operand(b), bias: None, out, accumulate: false };
+        let key = DropoutKey { seed: 1, site: 2, microbatch: 3 };
+        let turn = RotaryShape { length: 1, heads: 1, head_dim: 2, width: 4 };
         for (cmd, message) in [
             (Cmd::Add { a, b, out: a }, "add: `a` is written and used a second time"),
             (gemm(a, b), "gemm: `b` is written and used a second time"),
@@ -180,6 +185,16 @@ mod tests {
             (Cmd::Copy { src: a, dst: ids }, "copy: `ids` holds u32, not f32"),
             (Cmd::Gelu { x: ids, y: a }, "gelu: `ids` holds u32, not an activation type"),
             (Cmd::Advance { counter: a, unless: ids }, "advance: `a` holds f32, not u64"),
+            (
+                Cmd::Dropout { x: a, y: b, step: short, key, rate: DropoutRate::new(0.5).unwrap() },
+                "dropout: `short` holds f32, not u64",
+            ),
+            (
+                Cmd::Rotary { x: a, table: short, out: b, shape: turn, inverse: false },
+                "rotary: rotary: `table` has 3 elements, the shape needs 2",
+            ),
+            (Cmd::RmsNorm { x: a, gain: short, y: b, rstd: ids, cols: 3 }, "rms_norm: `ids` holds u32, not f32"),
+            (Cmd::Swiglu { x: a, y: b, cols: 2 }, "swiglu: swiglu_forward: `x` has 4 elements, the shape needs 8"),
             (Cmd::Fill { dst: Buf(99), value: 0.0 }, "buffer #99 does not belong to this device"),
         ] {
             if let Cmd::Advance { unless, .. } = cmd {

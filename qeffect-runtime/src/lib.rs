@@ -13,6 +13,7 @@ pub mod cx;
 pub mod data;
 pub mod device;
 pub mod error;
+pub mod fuse;
 pub mod gpt;
 pub mod gradients;
 pub mod kernels;

@@ -21,6 +21,7 @@ macro_rules! fields {
 mod attention;
 mod cast;
 mod embedding;
+mod fused;
 mod gemm;
 mod loss;
 mod memory;
@@ -98,6 +99,7 @@ pub(super) fn run(table: &mut Table, workspace: &mut Workspace, cmd: &Cmd) -> Re
             false => Ok(()),
         },
         Cmd::CopyRange { .. } => run.copy_range(),
+        Cmd::Fused(fused) => fused::run(run.table, run.workspace, fused),
         Cmd::CheckFinite { src, .. } => by_master!(run, *src, check_finite),
         Cmd::Convert { src, dst } => run.convert(*src, *dst),
         Cmd::Gemm { out, .. } => match run.dtype(*out)? {

@@ -7,7 +7,7 @@ use qeffect_core::recipe::Recipe;
 use qeffect_core::token::{Bwd, Fwd, Token};
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::data::Windows;
-use qeffect_runtime::device::Caps;
+use qeffect_runtime::device::{Caps, Device};
 use qeffect_runtime::gpt::{GptConfig, GptStage, GptTape, GptWork};
 use qeffect_runtime::optim::{OptimConfig, Verdict};
 use qeffect_runtime::shard::{Shard, ShardConfig};
@@ -52,6 +52,18 @@ impl Solo {
         caps: Caps,
         gradients: Gradients,
     ) -> Solo {
+        let device = Box::new(CpuDevice::with_caps(caps));
+        Self::with_device(config, blocks, microbatches, optim, gradients, device)
+    }
+
+    pub fn with_device(
+        config: &GptConfig,
+        blocks: &[usize],
+        microbatches: u32,
+        optim: OptimConfig,
+        gradients: Gradients,
+        device: Box<dyn Device>,
+    ) -> Solo {
         let stages = config.stages(blocks).unwrap();
         let count = stages.len() as u32;
         let stages = stages.into_iter().enumerate().map(|(id, stage)| (StageId(id as u32), stage)).collect();
@@ -64,7 +76,6 @@ impl Solo {
             optim,
             norm: config.norm_plan().unwrap(),
         };
-        let device = Box::new(CpuDevice::with_caps(caps));
         let mut shard = Shard::new(device, stages, shard_config).unwrap();
         shard.init(1).unwrap();
         shard.prologue().unwrap();

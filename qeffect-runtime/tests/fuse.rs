@@ -1,0 +1,153 @@
+//! A real training step, recorded and replayed with its commands fused: the same bits in everything that a stage owns.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use common::{Solo, batch, small};
+use qeffect_core::bind::Gradients;
+use qeffect_runtime::cmd::Cmd;
+use qeffect_runtime::cpu::CpuDevice;
+use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+use qeffect_runtime::fuse::fuse;
+use qeffect_runtime::optim::OptimConfig;
+
+/// What a device was asked to do.
+#[derive(Default)]
+struct Log {
+    on: bool,
+    cmds: Vec<Cmd>,
+    writes: Vec<(Buf, Vec<u8>)>,
+    sizes: BTreeMap<Buf, usize>,
+}
+
+/// The cpu device with somebody who listens.
+struct Tap {
+    inner: CpuDevice,
+    log: Arc<Mutex<Log>>,
+}
+
+impl Device for Tap {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn caps(&self) -> Caps {
+        self.inner.caps()
+    }
+    fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
+        let elements = spec.elements();
+        let buf = self.inner.alloc(spec)?;
+        self.log.lock().unwrap().sizes.insert(buf, elements);
+        Ok(buf)
+    }
+    fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
+        self.inner.spec(buf)
+    }
+    fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
+        let mut log = self.log.lock().unwrap();
+        if log.on {
+            log.cmds.push(cmd.clone());
+        }
+        self.inner.issue(cmd)
+    }
+    fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
+        let mut log = self.log.lock().unwrap();
+        if log.on {
+            log.writes.push((buf, bytes.to_vec()));
+        }
+        self.inner.write(buf, bytes)
+    }
+    fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read(buf, bytes)
+    }
+    fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
+        self.inner.poison(buf)
+    }
+    fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
+        self.inner.instantiate(cmds)
+    }
+    fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+        self.inner.launch(graph)
+    }
+    fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+        self.inner.drop_graph(graph)
+    }
+}
+
+fn contents(device: &mut dyn Device, bufs: &BTreeSet<Buf>) -> BTreeMap<Buf, Vec<u8>> {
+    let mut read = |buf: &Buf| {
+        let mut bytes = vec![0; device.spec(*buf).unwrap().bytes()];
+        device.read(*buf, &mut bytes).unwrap();
+        (*buf, bytes)
+    };
+    bufs.iter().map(&mut read).collect()
+}
+
+/// Runs a step, then again from the same state as a fused list. Gives how often each fused command occurs, how many values
+/// are not stored, and how many norms have a residual sum in front.
+fn replayed(recipe: &str, gradients: Gradients) -> (BTreeMap<&'static str, usize>, usize, usize) {
+    let config = small(recipe);
+    let optim = OptimConfig { steps: 3, warmup: 1, ..OptimConfig::default() };
+    let log = Arc::new(Mutex::new(Log::default()));
+    let inner = CpuDevice::with_caps(Caps { fp8_needs_transposes: true });
+    let device = Box::new(Tap { inner, log: Arc::clone(&log) });
+    let mut solo = Solo::with_device(&config, &[2, 2], 2, optim, gradients, device);
+    let known = |log: &Mutex<Log>| log.lock().unwrap().sizes.keys().copied().collect::<BTreeSet<Buf>>();
+    let owned = known(&log);
+    solo.step(&batch(&config, 0, 2));
+    let before = contents(solo.shard.device(), &known(&log));
+
+    log.lock().unwrap().on = true;
+    solo.step(&batch(&config, 1, 2));
+    let after = contents(solo.shard.device(), &owned);
+    let (cmds, writes, sizes) = {
+        let mut log = log.lock().unwrap();
+        log.on = false;
+        (std::mem::take(&mut log.cmds), std::mem::take(&mut log.writes), log.sizes.clone())
+    };
+    let same = owned.iter().filter(|buf| before[buf] == after[buf]).count();
+    assert!(same < owned.len() / 2, "the step did something");
+
+    let fused = fuse(cmds.clone(), &owned, &|buf| sizes.get(&buf).copied());
+    for list in [&cmds, &fused] {
+        let device = solo.shard.device();
+        for (buf, bytes) in before.iter().chain(writes.iter().map(|(buf, bytes)| (buf, bytes))) {
+            device.write(*buf, bytes).unwrap();
+        }
+        list.iter().for_each(|cmd| device.issue(cmd).unwrap());
+        for (buf, bytes) in contents(device, &owned) {
+            assert!(bytes == after[&buf], "{recipe}: `{}` differs", device.spec(buf).unwrap().name);
+        }
+    }
+    let mut names = BTreeMap::new();
+    let (mut dropped, mut residuals) = (0, 0);
+    for cmd in &fused {
+        if let Cmd::Fused(fused) = cmd {
+            *names.entry(fused.name()).or_insert(0) += 1;
+            residuals += usize::from(fused.residual.is_some());
+            dropped += usize::from(fused.needs_scratch() && fused.plus.is_none());
+        }
+    }
+    (names, dropped, residuals)
+}
+
+#[test]
+fn a_step_keeps_its_bits() {
+    let (names, dropped, residuals) = replayed("fp8-delayed:history=4", Gradients::Copied);
+    // Per microbatch: four blocks with two norms, a GELU and its gradient; the head has a norm and a loss.
+    let count = |name: &str| names.get(name).copied().unwrap_or(0);
+    assert_eq!(
+        ["layer_norm", "gelu", "gelu_grad", "cross_entropy_grad"].map(|name| count(&format!("fused_{name}"))),
+        [18, 8, 8, 2]
+    );
+    // All norms but the first have a residual sum in front of them.
+    assert_eq!(residuals, 16, "{names:?}");
+    // Four matrices and four biases of a block, and the head's matrix.
+    assert_eq!(count("fused_adamw"), 33, "{names:?}");
+    // What only products read is not stored: normalised rows, GELU, its gradient, gradients of logits.
+    assert!(dropped >= 18 + 8 + 8 + 2, "{dropped}, {names:?}");
+    replayed("fp8-delayed:history=4,update=step", Gradients::Direct);
+    let (names, ..) = replayed("bf16", Gradients::Copied);
+    assert_eq!(names["fused_adamw"], 33, "{names:?}");
+}
