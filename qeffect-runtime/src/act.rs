@@ -7,6 +7,7 @@ use qeffect_core::fp8::Fp8 as Format;
 
 use crate::cmd::Operand;
 use crate::device::Buf;
+use crate::groups::Grouped;
 
 /// A tensor of some device: type, shape, buffer. It is valid as long as its buffer is leased.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -76,6 +77,8 @@ pub struct Fp8 {
     /// The codes the other way round, where the device asks for both.
     pub(crate) other: Option<Kept>,
     pub(crate) scale_inv: Kept,
+    /// Its part of a group's region, for the weight gradient.
+    pub(crate) grouped: Option<Grouped>,
 }
 
 impl Fp8 {

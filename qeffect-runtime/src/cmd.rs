@@ -44,6 +44,27 @@ pub struct Operand {
     pub transposed: bool,
 }
 
+/// Where a transposed matrix lies in a buffer that it shares with others, side by side along its lines.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Beside {
+    /// Its first element.
+    pub first: usize,
+    /// Elements from one line to the next.
+    pub line: usize,
+}
+
+/// One side of a [`Cmd::GroupGemm`]: the same operand of every member, side by side in one buffer along the terms of the
+/// sums.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct GroupOperand {
+    /// All members' elements.
+    pub buf: Buf,
+    /// For FP8: the factor of each member's codes.
+    pub scale_inv: Box<[Buf]>,
+    /// Whether the product takes the stored matrix transposed.
+    pub transposed: bool,
+}
+
 /// Constants of AdamW.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AdamWConfig {
@@ -127,6 +148,33 @@ pub enum Cmd {
         /// Whether the product is added. Then there is no bias, and `out` is a master.
         accumulate: bool,
     },
+    /// `out[m, n] = Σ aᵢ[m, k] · bᵢ[k, n]` over the members of a group, or that sum, rounded to the type of `out` first,
+    /// added to what `out` holds: the weight gradient of a group of microbatches as one product.
+    ///
+    /// `a` is one matrix `[m, members · stride]` and `b` one `[members · stride, n]`; member i's terms begin at i · stride,
+    /// and terms that belong to no member are not used, or are zero. On cpu each member's product is what [`Cmd::Gemm`]
+    /// makes of it, and products are added in order. Another device may add blocks of terms, times the factors of their
+    /// member, in ascending order instead: between devices results agree within rounding, on one device bit for bit.
+    GroupGemm {
+        /// Rows of `out`.
+        m: usize,
+        /// Columns of `out`.
+        n: usize,
+        /// Terms of a member's sums: its tokens.
+        k: usize,
+        /// From one member's first term to the next one's, at least `k`.
+        stride: usize,
+        /// Number of members.
+        members: usize,
+        /// First operand.
+        a: GroupOperand,
+        /// Second operand.
+        b: GroupOperand,
+        /// Master.
+        out: Buf,
+        /// Whether the sum is added.
+        accumulate: bool,
+    },
     /// Cast to FP8 with the scale in force: `codes = encode(src · scale)`, `scale_inv = 1 / scale`.
     Quantise {
         /// Activation or master, `[rows, cols]`.
@@ -143,6 +191,8 @@ pub enum Cmd {
         codes: Buf,
         /// The codes transposed, `[cols, rows]`.
         transposed: Option<Buf>,
+        /// Where they lie there, if that buffer holds others too; `None`: they are all of it.
+        beside: Option<Beside>,
         /// The factor of these codes, one f32.
         scale_inv: Buf,
         /// The largest magnitude of `src` is folded into this staging entry. `None`: nothing is recorded.
@@ -508,6 +558,7 @@ impl Cmd {
             Cmd::CopyRange { .. } => "copy_range",
             Cmd::Convert { .. } => "convert",
             Cmd::Gemm { .. } => "gemm",
+            Cmd::GroupGemm { .. } => "group_gemm",
             Cmd::Quantise { .. } => "quantise",
             Cmd::Roll { .. } => "roll",
             Cmd::Embed { .. } => "embed",

@@ -280,6 +280,7 @@ mod tests {
             scale: Scalar { buf: scale, index: 1 },
             codes,
             transposed: Some(transposed),
+            beside: None,
             scale_inv,
             amax: Some(Scalar { buf: history, index: 1 }),
             flag: Some(flag),

@@ -13,11 +13,12 @@ use qeffect_core::schedule::Update;
 use qeffect_core::token::{Bwd, Fwd, Token};
 
 use crate::act::{Act, Fp8, Kept};
-use crate::cmd::{Cmd, Operand, Scalar};
+use crate::cmd::{Beside, Cmd, Operand, Scalar};
 use crate::device::{Buf, Device};
 use crate::error::{Error, Result};
 pub use crate::gradients::GradDst;
 use crate::gradients::Grads;
+use crate::groups::{self, BLOCK, Grouped, Lines, Waiting};
 use crate::ops::linear::Saved;
 use crate::pool::Pool;
 use crate::retained::Retained;
@@ -47,6 +48,8 @@ enum Forms {
     Plain,
     /// Also transposed, where the device needs that for a weight gradient.
     Both,
+    /// As `Both`, for the gradient of this weight: transposed beside the rest of its group, where there are groups.
+    For(ParamId),
 }
 
 /// The context of one action.
@@ -169,15 +172,100 @@ impl Cx<'_> {
         Ok(GradDst { param, act })
     }
 
+    /// Keeps what the gradient of `weight` needs of an input or output gradient, and gives up the rest of it.
+    pub fn keep_factor(&mut self, weight: ParamId, role: Role, saved: Saved) -> Result<Saved> {
+        let grouped = self.grads.groups().is_some();
+        match saved {
+            Saved::Fp8(Fp8 { codes, other: None, scale_inv, grouped: Some(grouped), .. }) => {
+                self.release(codes)?;
+                self.release(scale_inv)?;
+                Ok(Saved::Grouped(grouped))
+            }
+            Saved::Fp8(fp8) if !grouped => Ok(Saved::Fp8(self.keep_for_weight_grad(fp8)?)),
+            Saved::Fp8(Fp8 { codes, flipped: false, other: None, scale_inv, .. }) => {
+                self.copy_beside(weight, role, codes, Some(scale_inv))
+            }
+            Saved::Plain(kept) if grouped => self.copy_beside(weight, role, kept, None),
+            Saved::Fp8(fp8) => Err(Error::shape("a group of microbatches", "codes of its own cast", Some(fp8.codes()))),
+            saved => Ok(saved),
+        }
+    }
+
+    /// Copies a tensor beside those of its group, and gives it up.
+    fn copy_beside(&mut self, weight: ParamId, role: Role, kept: Kept, scale_inv: Option<Kept>) -> Result<Saved> {
+        let act = kept.act();
+        let grouped = self.join(weight, role, act, Lines::Rows, act.rows)?;
+        let (dst, dst_at) = (grouped.region().buf, grouped.first());
+        self.issue(Cmd::CopyRange { src: act.buf, src_at: 0, dst, dst_at, len: act.elements() })?;
+        self.release(kept)?;
+        Ok(Saved::Grouped(Grouped { scale_inv, ..grouped }))
+    }
+
+    /// This microbatch's part of the region of its group, for a tensor of the type and shape of `act`.
+    fn join(&mut self, weight: ParamId, role: Role, act: Act, lines: Lines, stride: usize) -> Result<Grouped> {
+        let Some(groups) = self.grads.groups() else {
+            return Err(Error::Config("gradients are not coalesced".into()));
+        };
+        let (group, position, members) = groups.partition.locate(self.microbatch.0);
+        let key = (weight, role, group);
+        let region = match groups.join(key, members) {
+            Some(region) => self.keep(region)?,
+            None => {
+                let tokens = members as usize * stride;
+                let region = match lines {
+                    Lines::Rows => self.lease_as(act.dtype, tokens, act.cols)?,
+                    Lines::Columns => self.lease_as(act.dtype, act.cols, tokens)?,
+                };
+                if stride != act.rows {
+                    self.issue(Cmd::Fill { dst: region.buf, value: 0.0 })?;
+                }
+                self.grads.groups().into_iter().for_each(|groups| groups.found(key, members, region));
+                Kept::new(region)
+            }
+        };
+        let Act { rows, cols, .. } = act;
+        Ok(Grouped { region, scale_inv: None, lines, rows, cols, stride, position })
+    }
+
     /// The gradient of a weight, `dyᵀ · x`, as the placement of gradients wants it. Consumes both factors.
     pub fn weight_product(&mut self, dst: GradDst, dy: Saved, x: Saved) -> Result<()> {
-        let (write, accumulate) = self.grads.take(dst.param, self.microbatch)?;
+        let (dy, x) = match (dy, x) {
+            (Saved::Grouped(dy), Saved::Grouped(x)) => return self.group_product(dst, dy, x),
+            alone => alone,
+        };
         let [m, n, k] = [dy.cols(), x.cols(), x.rows()];
-        let (a, b) = (dy.first(true), x.second(false));
+        let (a, b) = (dy.first(true)?, x.second(false)?);
+        let (write, accumulate) = self.grads.take(dst.param, self.microbatch)?;
         let result = self.device.issue(&Cmd::Gemm { m, n, k, a, b, bias: None, out: dst.act.buf, accumulate });
-        self.grads.executed(write, &dst.act, result)?;
+        self.grads.executed([write], &dst.act, result)?;
         dy.release(self)?;
         x.release(self)
+    }
+
+    /// A member's share in the product of its group, which runs when the last member is here.
+    fn group_product(&mut self, dst: GradDst, dy: Grouped, x: Grouped) -> Result<()> {
+        let (write, accumulate) = self.grads.take(dst.param, self.microbatch)?;
+        let Some(groups) = self.grads.groups() else {
+            return Err(Error::Config("gradients are not coalesced".into()));
+        };
+        let (_, position, members) = groups.partition.locate(self.microbatch.0);
+        let [m, n, k, stride] = [dy.cols, x.cols, x.rows, x.stride];
+        if dy.rows != k || dy.stride != stride {
+            return Err(Error::shape("a weight gradient", "as many tokens on both sides", Some(dy.region())));
+        }
+        let Some(all) = groups.add(dst.param, members, Waiting { write, position, dy, x }) else { return Ok(()) };
+        let a = groups::operand(all.iter().map(|product| &product.dy), false)?;
+        let b = groups::operand(all.iter().map(|product| &product.x), true)?;
+        let (members, out) = (members as usize, dst.act.buf);
+        let result = self.device.issue(&Cmd::GroupGemm { m, n, k, stride, members, a, b, out, accumulate });
+        let mut writes = Vec::with_capacity(members);
+        let mut factors = Vec::with_capacity(2 * members);
+        for Waiting { write, dy, x, .. } in all {
+            writes.push(write);
+            factors.extend([dy, x]);
+        }
+        self.grads.executed(writes, &dst.act, result)?;
+        factors.into_iter().try_for_each(|factor| factor.release(self))
     }
 
     /// The end of an action: what it was allowed to write is written, or nothing of it counts.
@@ -210,6 +298,28 @@ impl Cx<'_> {
     /// Quantises an input, with the scale in force, and stages its amax. For F.
     pub fn quantise_input(&mut self, x: Act, cell: CellId, token: Token<Fwd>) -> Result<(Fp8, Token<Fwd>)> {
         Ok((self.quantise(x, cell, Role::Input, Forms::Both, true)?, token))
+    }
+
+    /// As [`Cx::quantise_input`], for a tensor that the gradient of `weight` needs: [`Cx::keep_factor`] follows.
+    pub fn quantise_input_of(
+        &mut self,
+        weight: ParamId,
+        x: Act,
+        cell: CellId,
+        token: Token<Fwd>,
+    ) -> Result<(Fp8, Token<Fwd>)> {
+        Ok((self.quantise(x, cell, Role::Input, Forms::For(weight), true)?, token))
+    }
+
+    /// As [`Cx::quantise_grad`], for a tensor that the gradient of `weight` needs: [`Cx::keep_factor`] follows.
+    pub fn quantise_grad_of(
+        &mut self,
+        weight: ParamId,
+        dy: Act,
+        cell: CellId,
+        token: Token<Bwd>,
+    ) -> Result<(Fp8, Token<Bwd>)> {
+        Ok((self.quantise(dy, cell, Role::GradOutput, Forms::For(weight), true)?, token))
     }
 
     /// Quantises the gradient of an output, with the scale in force, and stages its amax. For I.
@@ -265,10 +375,24 @@ impl Cx<'_> {
             }
         };
         let format: Format = bank.format;
-        let both = forms == Forms::Both && self.device.caps().fp8_needs_transposes;
+        let both = forms != Forms::Plain && self.device.caps().fp8_needs_transposes;
         let codes = self.lease_as(format.dtype(), x.rows, x.cols)?;
-        let other = if both { Some(self.lease_as(format.dtype(), x.cols, x.rows)?) } else { None };
         let scale_inv = self.lease_as(Dtype::F32, 1, 1)?;
+        let mut grouped = None;
+        if let Forms::For(weight) = forms
+            && both
+            && self.grads.groups().is_some()
+        {
+            let stride = x.rows.next_multiple_of(BLOCK);
+            let part = self.join(weight, role, codes, Lines::Columns, stride)?;
+            grouped = Some(Grouped { scale_inv: Some(self.keep(scale_inv)?), ..part });
+        }
+        let other = match both && grouped.is_none() {
+            true => Some(self.lease_as(format.dtype(), x.cols, x.rows)?),
+            false => None,
+        };
+        let beside = grouped.as_ref().map(|part| Beside { first: part.first(), line: part.region().cols });
+        let transposed = grouped.as_ref().map(Grouped::region).or(other).map(|act| act.buf);
         self.issue(Cmd::Quantise {
             src: x.buf,
             rows: x.rows,
@@ -276,7 +400,8 @@ impl Cx<'_> {
             format,
             scale: bank.scale(cell.index),
             codes: codes.buf,
-            transposed: other.map(|act| act.buf),
+            transposed,
+            beside,
             scale_inv: scale_inv.buf,
             amax: record.then(|| bank.staging(cell.index)),
             flag: record.then_some(self.run.flag),
@@ -290,6 +415,7 @@ impl Cx<'_> {
             flipped: false,
             other: other.map(Kept::new),
             scale_inv: Kept::new(scale_inv),
+            grouped,
         })
     }
 

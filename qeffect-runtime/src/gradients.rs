@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | copied | one slot per microbatch, added in microbatch order by `reduce` | writes its slot |
 //! | direct | one sum | adds its product to the sum; the first one executed overwrites |
+//! | coalesced | one sum | of a group: one product over all its tokens, added likewise ([`groups`](crate::groups)) |
 //!
 //! Vectors and embeddings have a slot per microbatch in every placement. What was written is known to
 //! the [`GradArena`] of the stage; which of an action's writes were executed is known when the action ends.
@@ -15,6 +16,7 @@ use qeffect_core::ids::Microbatch;
 
 use crate::act::Act;
 use crate::error::{Error, Result};
+use crate::groups::{Groups, Partition};
 use crate::stage::{ParamId, ParamKind, StageSpec};
 use crate::state::StageState;
 
@@ -50,11 +52,13 @@ pub(crate) struct Grads {
     arena: GradArena,
     /// Writes that the running action was allowed.
     open: Vec<Write>,
+    /// Where gradients are coalesced: what waits for the rest of its group.
+    groups: Option<Groups>,
 }
 
 impl Grads {
     /// Binds every destination of a stage.
-    pub fn new(spec: &StageSpec, state: &StageState, gradients: Gradients, microbatches: u32) -> Result<Grads> {
+    pub fn new(spec: &StageSpec, state: &StageState, gradients: Gradients, partition: Partition) -> Result<Grads> {
         let declared = spec.params.iter().zip(&state.params).map(|(param, bufs)| Declared {
             name: param.path.clone(),
             dtype: bufs.grad.dtype,
@@ -62,7 +66,7 @@ impl Grads {
             cols: param.cols as u64,
             places: places(param.kind, gradients),
         });
-        let mut arena = GradArena::new(0, microbatches, declared);
+        let mut arena = GradArena::new(0, partition.microbatches, declared);
         for (index, bufs) in state.params.iter().enumerate() {
             let one = [bufs.grad];
             let places = if bufs.slots.is_empty() { &one[..] } else { &bufs.slots };
@@ -70,19 +74,30 @@ impl Grads {
                 arena.bind(index, place as u32, destination(act))?;
             }
         }
-        Ok(Grads { arena, open: Vec::new() })
+        let groups = (gradients == Gradients::Coalesced).then(|| Groups::new(partition));
+        Ok(Grads { arena, open: Vec::new(), groups })
     }
 
     /// A step begins.
     pub fn begin_step(&mut self) {
         self.arena.reset();
-        self.open.clear();
+        self.forget();
     }
 
     /// The step is aborted: nothing is written until the next one begins.
     pub fn abort(&mut self) {
         self.arena.poison();
+        self.forget();
+    }
+
+    fn forget(&mut self) {
         self.open.clear();
+        self.groups.iter_mut().for_each(Groups::clear);
+    }
+
+    /// Where gradients are coalesced: what is incomplete.
+    pub fn groups(&mut self) -> Option<&mut Groups> {
+        self.groups.as_mut()
     }
 
     /// Bytes of all destinations.
@@ -110,12 +125,18 @@ impl Grads {
         Ok((write, adds))
     }
 
-    /// A write that was taken over has been executed, or has failed.
-    pub fn executed<E: Into<Error>>(&mut self, write: Write, act: &Act, result: Result<(), E>) -> Result<()> {
+    /// Writes that were taken over have been executed by one command, or have failed.
+    pub fn executed<E: Into<Error>>(
+        &mut self,
+        writes: impl IntoIterator<Item = Write>,
+        act: &Act,
+        result: Result<(), E>,
+    ) -> Result<()> {
+        let mut writes = writes.into_iter();
         match result {
-            Ok(()) => Ok(self.arena.finish(write, &destination(act))?),
+            Ok(()) => writes.try_for_each(|write| Ok(self.arena.finish(write, &destination(act))?)),
             Err(error) => {
-                self.arena.abort(write);
+                writes.for_each(|write| self.arena.abort(write));
                 Err(error.into())
             }
         }

@@ -82,17 +82,18 @@ pub struct Scratch<A> {
     a: Vec<A>,
     b: Vec<A>,
     c: Vec<A>,
+    d: Vec<A>,
 }
 
 impl<A: Real> Scratch<A> {
     /// Without memory; it grows to what the largest call needs.
     pub const fn new() -> Self {
-        Scratch { a: Vec::new(), b: Vec::new(), c: Vec::new() }
+        Scratch { a: Vec::new(), b: Vec::new(), c: Vec::new(), d: Vec::new() }
     }
 
     /// The bytes it holds.
     pub fn bytes(&self) -> usize {
-        (self.a.capacity() + self.b.capacity() + self.c.capacity()) * size_of::<A>()
+        (self.a.capacity() + self.b.capacity() + self.c.capacity() + self.d.capacity()) * size_of::<A>()
     }
 }
 

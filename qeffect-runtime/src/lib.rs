@@ -16,6 +16,7 @@ pub mod error;
 pub mod fuse;
 pub mod gpt;
 pub mod gradients;
+pub mod groups;
 pub mod kernels;
 pub mod op;
 pub mod ops;

@@ -7,15 +7,48 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use qeffect_core::dtype::Dtype;
+use qeffect_core::ids::Stage;
 
 use crate::act::{Act, Fp8, Kept};
 use crate::device::{Buf, BufSpec, Device};
 use crate::error::{Error, Result};
+use crate::retained::Layout;
 
 #[derive(Debug)]
 struct Lease {
     shares: u32,
     key: (Dtype, usize),
+    kept: Option<(Stage, Class)>,
+}
+
+impl Lease {
+    const fn bytes(&self) -> usize {
+        self.key.1 * self.key.0.size()
+    }
+}
+
+/// How long a retained tensor is kept. One region of a group is a tape until the group's first I, then work.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Class {
+    /// From F to I.
+    Tape,
+    /// From I to W.
+    Work,
+}
+
+/// Bytes that a stage retains: the most at once since start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct KeptBytes {
+    /// From F to I.
+    pub tape: usize,
+    /// From I to W; all regions of groups whose first I has run are in it.
+    pub work: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    now: usize,
+    most: usize,
 }
 
 /// The pool of one rank.
@@ -27,6 +60,7 @@ pub struct Pool {
     poison: bool,
     bytes: usize,
     peak: usize,
+    kept: BTreeMap<(Stage, Class), Count>,
 }
 
 impl Pool {
@@ -42,7 +76,7 @@ impl Pool {
             Some(buf) => buf,
             None => device.alloc(BufSpec::new(format!("{dtype}[{rows}, {cols}]"), dtype, rows, cols))?,
         };
-        self.leases.insert(buf, Lease { shares: 1, key });
+        self.leases.insert(buf, Lease { shares: 1, key, kept: None });
         let act = Act { buf, dtype, rows, cols };
         self.bytes += act.bytes();
         self.peak = self.peak.max(self.bytes);
@@ -54,10 +88,11 @@ impl Pool {
         let lease = self.leases.get_mut(&act.buf).ok_or(Error::NotLeased(act.buf))?;
         lease.shares -= 1;
         if lease.shares == 0 {
-            let key = lease.key;
+            let (key, bytes, kept) = (lease.key, lease.bytes(), lease.kept);
             self.leases.remove(&act.buf);
             self.free.entry(key).or_default().insert(act.buf);
-            self.bytes -= key.1 * key.0.size();
+            self.bytes -= bytes;
+            self.unmark(kept, bytes);
             if self.poison {
                 device.poison(act.buf)?;
             }
@@ -78,10 +113,39 @@ impl Pool {
 
     /// Gives up a retained quantised tensor.
     pub fn release_fp8(&mut self, device: &mut dyn Device, fp8: Fp8) -> Result<()> {
-        for kept in [Some(fp8.codes), fp8.other, Some(fp8.scale_inv)].into_iter().flatten() {
-            self.release(device, kept)?;
+        let grouped = fp8.grouped.map(|grouped| [Some(grouped.region), grouped.scale_inv]);
+        let own = [Some(fp8.codes), fp8.other, Some(fp8.scale_inv)];
+        own.into_iter().chain(grouped.into_iter().flatten()).flatten().try_for_each(|kept| self.release(device, kept))
+    }
+
+    /// A stage retains what this layout says. A tensor that two stages retain counts for the first.
+    pub fn mark(&mut self, layout: &Layout, stage: Stage, class: Class) {
+        for (_, act) in &layout.entries {
+            let Some(lease) = self.leases.get_mut(&act.buf) else { continue };
+            let before = lease.kept;
+            let moves = before.is_none() || before == Some((stage, Class::Tape)) && class == Class::Work;
+            if !moves {
+                continue;
+            }
+            lease.kept = Some((stage, class));
+            let bytes = lease.bytes();
+            self.unmark(before, bytes);
+            let count = self.kept.entry((stage, class)).or_default();
+            count.now += bytes;
+            count.most = count.most.max(count.now);
         }
-        Ok(())
+    }
+
+    fn unmark(&mut self, kept: Option<(Stage, Class)>, bytes: usize) {
+        if let Some(count) = kept.and_then(|kept| self.kept.get_mut(&kept)) {
+            count.now -= bytes;
+        }
+    }
+
+    /// The most bytes that a stage retained at once.
+    pub fn kept(&self, stage: Stage) -> KeptBytes {
+        let most = |class| self.kept.get(&(stage, class)).map_or(0, |count| count.most);
+        KeptBytes { tape: most(Class::Tape), work: most(Class::Work) }
     }
 
     /// Bytes that are leased.
@@ -111,6 +175,7 @@ impl Pool {
             }
         }
         self.bytes = 0;
+        self.kept.values_mut().for_each(|count| count.now = 0);
         Ok(())
     }
 }
@@ -134,6 +199,31 @@ mod tests {
         pool.quiescent().unwrap();
         assert!(matches!(pool.free(&mut device, act), Err(Error::NotLeased(_))));
         assert!(matches!(pool.keep(act), Err(Error::NotLeased(_))));
+    }
+
+    #[test]
+    fn kept_bytes_are_counted_by_stage_and_by_life() {
+        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(true));
+        let stage = Stage(3);
+        let acts = [1, 2, 4].map(|rows| pool.lease(&mut device, Dtype::F32, rows, 4).unwrap());
+        let layout = |acts: &[Act]| {
+            let mut layout = Layout::default();
+            layout.entries = acts.iter().map(|act| ("x".into(), *act)).collect();
+            layout
+        };
+        pool.mark(&layout(&acts[..2]), stage, Class::Tape); // 16 + 32 bytes
+        pool.mark(&layout(&acts[..2]), Stage(4), Class::Tape);
+        assert_eq!((pool.kept(stage), pool.kept(Stage(4))), (KeptBytes { tape: 48, work: 0 }, KeptBytes::default()));
+        pool.mark(&layout(&acts[1..]), stage, Class::Work); // 32 + 64 bytes, of which 32 were a tape
+        pool.mark(&layout(&acts[1..]), stage, Class::Tape); // work does not become a tape again
+        pool.free(&mut device, acts[2]).unwrap();
+        let again = pool.lease(&mut device, Dtype::F32, 2, 4).unwrap();
+        pool.mark(&layout(&[again]), stage, Class::Tape); // 16 + 32 now
+        assert_eq!(pool.kept(stage), KeptBytes { tape: 48, work: 96 });
+        pool.reset(&mut device).unwrap();
+        let one = pool.lease(&mut device, Dtype::F32, 1, 4).unwrap();
+        pool.mark(&layout(&[one]), stage, Class::Work);
+        assert_eq!(pool.kept(stage), KeptBytes { tape: 48, work: 96 }, "the most since start");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::act::Act;
 use crate::data::Windows;
 use crate::error::{Error, Result};
 use crate::optim::Measured;
+use crate::pool::KeptBytes;
 use crate::shard::Shard;
 use crate::stage::Stage;
 use crate::transport::local::{Fabric, Link};
@@ -101,6 +102,8 @@ pub(crate) struct RankReport {
     pub bytes: usize,
     /// Bytes of all destinations of gradients.
     pub arena_bytes: usize,
+    /// Most bytes that each stage retained at once since start.
+    pub kept: Vec<(StageId, KeptBytes)>,
 }
 
 impl<S: Stage> RankState<S> {
@@ -193,6 +196,7 @@ impl<S: Stage> RankState<S> {
             logits,
             bytes: self.shard.pool().peak(),
             arena_bytes: self.shard.arena_bytes(),
+            kept: self.shard.kept_bytes(),
         })
     }
 }

@@ -97,6 +97,7 @@ impl Retained for Fp8 {
     fn layout(&self, layout: &mut Layout) {
         self.codes.layout(layout);
         self.other.layout(layout);
+        self.grouped.layout(layout);
         self.scale_inv.layout(layout);
     }
 

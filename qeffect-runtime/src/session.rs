@@ -22,6 +22,7 @@ use crate::data::Windows;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::optim::{NormPlan, OptimConfig};
+use crate::pool::KeptBytes;
 use crate::rank::{Pass, RankReport, RankState, Route, message_shape, no_recompute};
 use crate::shard::{Named, Shard, ShardConfig};
 use crate::stage::Stage;
@@ -95,6 +96,8 @@ pub struct StepReport {
     pub bytes: Vec<usize>,
     /// Per rank, bytes of all destinations of gradients.
     pub arena_bytes: Vec<usize>,
+    /// Per stage, most bytes of tapes and of works since start.
+    pub kept: Vec<KeptBytes>,
 }
 
 impl StepReport {
@@ -159,6 +162,7 @@ where
         let shard_config = ShardConfig {
             microbatches: schedule.microbatches,
             gradients: config.gradients,
+            coalesce: schedule.coalesce,
             data_parallel: 1,
             tokens: config.tokens,
             ranks: schedule.ranks,
@@ -226,6 +230,7 @@ where
             peaks: reports.iter().map(|report| report.outcome.peaks).collect(),
             bytes: reports.iter().map(|report| report.bytes).collect(),
             arena_bytes: reports.iter().map(|report| report.arena_bytes).collect(),
+            kept: by_stage(reports.iter().flat_map(|report| report.kept.iter().copied())),
             losses,
         })
     }
@@ -464,6 +469,10 @@ fn settle<R>(results: Vec<Result<R>>) -> Result<Vec<R>> {
         None => Ok(values),
         Some((rank, error)) => Err(Error::Rank { rank, source: Box::new(error) }),
     }
+}
+
+fn by_stage<T>(values: impl Iterator<Item = (StageId, T)>) -> Vec<T> {
+    values.collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
 fn mean(values: &[f64]) -> f64 {

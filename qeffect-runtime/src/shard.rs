@@ -25,8 +25,10 @@ use crate::data::Windows;
 use crate::device::{Buf, BufSpec, Device};
 use crate::error::{Error, Result};
 use crate::gradients::Grads;
+use crate::groups::Partition;
 use crate::optim::{Measured, NormPlan, OptimConfig, Verdict};
-use crate::pool::Pool;
+use crate::pool::{Class, KeptBytes, Pool};
+use crate::retained::Layout;
 use crate::rng;
 use crate::stage::{Init, ParamId, Role, Stage, StageSpec};
 use crate::state::{Bank, StageState, WorkingBufs};
@@ -38,6 +40,8 @@ pub struct ShardConfig {
     pub microbatches: u32,
     /// How weight gradients reach the optimizer.
     pub gradients: Gradients,
+    /// Where they are coalesced: microbatches of a group.
+    pub coalesce: u32,
     /// Ranks that see other data of the same step; gradients are divided by microbatches times this.
     pub data_parallel: u32,
     /// Tokens of a microbatch.
@@ -107,7 +111,8 @@ impl<S: Stage> Shard<S> {
         for (id, stage) in stages {
             let spec = stage.spec();
             let state = StageState::new(dev, spec, config.gradients, config.microbatches)?;
-            let grads = Grads::new(spec, &state, config.gradients, config.microbatches)?;
+            let partition = Partition { coalesce: config.coalesce, microbatches: config.microbatches };
+            let grads = Grads::new(spec, &state, config.gradients, partition)?;
             parts.push(Part { id, stage, state, grads });
         }
         let mut act = |name: &str, dtype: Dtype, rows: usize, cols: usize| -> Result<Act> {
@@ -317,9 +322,12 @@ impl<S: Stage> Shard<S> {
         x: Option<Act>,
         token: Token<Fwd>,
     ) -> Result<(Option<Act>, S::Tape, Token<Fwd>)> {
+        let id = stage;
         let (stage, mut cx) = self.context(stage, microbatch, true)?;
         let result = stage.forward(&mut cx, x, token);
-        cx.close(result)
+        let (y, tape, token) = cx.close(result)?;
+        self.pool.mark(&Layout::of(&tape), id, Class::Tape);
+        Ok((y, tape, token))
     }
 
     /// I. `dy` stays the caller's; dX, if any, is leased to the caller.
@@ -331,9 +339,12 @@ impl<S: Stage> Shard<S> {
         tape: S::Tape,
         token: Token<Bwd>,
     ) -> Result<(Option<Act>, S::Work, Token<Bwd>)> {
+        let id = stage;
         let (stage, mut cx) = self.context(stage, microbatch, true)?;
         let result = stage.input_grad(&mut cx, dy, tape, token);
-        cx.close(result)
+        let (dx, work, token) = cx.close(result)?;
+        self.pool.mark(&Layout::of(&work), id, Class::Work);
+        Ok((dx, work, token))
     }
 
     /// W.
@@ -489,6 +500,11 @@ impl<S: Stage> Shard<S> {
         let state = &self.part(stage)?.state;
         let rolls = |role| state.bank(role).map_or(0, Bank::rolls);
         Ok(Rolls { forward: rolls(Role::Input), backward: rolls(Role::GradOutput) })
+    }
+
+    /// Per stage, the most bytes that it retained at once since start.
+    pub fn kept_bytes(&self) -> Vec<(StageId, KeptBytes)> {
+        self.parts.iter().map(|part| (part.id, self.pool.kept(part.id))).collect()
     }
 
     /// Bytes of all destinations of gradients.

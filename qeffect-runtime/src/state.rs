@@ -258,6 +258,7 @@ impl StageState {
                         scale: bank.scale(index),
                         codes: view.codes,
                         transposed: view.other,
+                        beside: None,
                         scale_inv: view.scale_inv,
                         amax: Some(bank.staging(index)),
                         flag: None,

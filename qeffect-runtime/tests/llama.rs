@@ -169,6 +169,7 @@ impl Rig {
         let config = ShardConfig {
             microbatches: MICROBATCHES,
             gradients: qeffect_core::bind::Gradients::Copied,
+            coalesce: 1,
             data_parallel: 1,
             tokens: SEQ * SEQUENCES,
             ranks: 1,

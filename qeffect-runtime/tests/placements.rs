@@ -1,6 +1,7 @@
-//! Placements of gradients: `direct` gives the bits of `copied` wherever `bind` lets it.
+//! Placements of gradients: `direct` gives the bits of `copied` wherever `bind` lets it, and `coalesced` the same bits for
+//! every schedule that has the same groups.
 //!
-//! The reference is one stage on one rank without plan, ledger, threads or messages, with a slot per microbatch.
+//! The reference is one stage on one rank without plan, ledger, threads or messages.
 
 mod common;
 
@@ -9,12 +10,17 @@ use std::collections::BTreeMap;
 use common::{Solo, batch};
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
+use qeffect_core::ids::Stage as StageId;
 use qeffect_core::plan::Checked;
 use qeffect_core::recipe::Recipe;
+use qeffect_runtime::cpu::CpuDevice;
+use qeffect_runtime::device::{Caps, Device};
+use qeffect_runtime::error::Result;
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::shard::Named;
+use qeffect_runtime::stage::{ParamKind, Stage};
 use qeffect_schedules::{further, library};
 
 const STEPS: u64 = 6;
@@ -46,22 +52,35 @@ struct Trace {
     values: BTreeMap<String, Named>,
 }
 
-fn solo(config: &GptConfig, gradients: Gradients) -> Trace {
-    let mut solo = Solo::with_gradients(config, &[config.layers], MICROBATCHES, OPTIM, gradients);
-    let steps = (0..STEPS).map(|step| solo.step(&batch(config, step, MICROBATCHES)).1.norm.to_bits());
-    let norms = steps.collect();
-    Trace { norms, values: solo.shard.export().unwrap() }
+const TRANSPOSES: Caps = Caps { fp8_needs_transposes: true };
+
+fn new_solo(config: &GptConfig, gradients: Gradients, coalesce: u32, caps: Caps) -> Solo {
+    Solo::with_gradients(config, &[config.layers], MICROBATCHES, OPTIM, gradients, coalesce, caps)
 }
 
-fn run(config: &GptConfig, checked: Checked, gradients: Gradients) -> Result<Trace, qeffect_runtime::error::Error> {
+fn solo(config: &GptConfig, gradients: Gradients, coalesce: u32, caps: Caps) -> Trace {
+    let mut solo = new_solo(config, gradients, coalesce, caps);
+    let steps = (0..STEPS).map(|step| solo.step(&batch(config, step, MICROBATCHES)).1.norm.to_bits());
+    let norms = steps.collect();
+    Trace { norms, values: shared(solo.shard.export().unwrap()) }
+}
+
+/// What every device holds: transposed copies of cached weights are only on some.
+fn shared(mut values: BTreeMap<String, Named>) -> BTreeMap<String, Named> {
+    values.retain(|name, _| !name.ends_with("/transposed"));
+    values
+}
+
+fn run(config: &GptConfig, checked: Checked, gradients: Gradients, caps: Caps) -> Result<Trace> {
     let stages = config.stages(&config.split(checked.schedule.stages as usize)?)?;
     let session_config = SessionConfig { gradients, ..SessionConfig::new(OPTIM, config.tokens()) };
-    let mut session = Session::new(checked, stages, session_config)?;
+    let device = |_| -> Result<Box<dyn Device>> { Ok(Box::new(CpuDevice::with_caps(caps))) };
+    let mut session = Session::with_devices(checked, stages, session_config, device)?;
     let mut norms = Vec::new();
     for step in 0..STEPS {
         norms.push(session.step(batch(config, step, MICROBATCHES))?.grad_norm.to_bits());
     }
-    Ok(Trace { norms, values: session.snapshot()?.values })
+    Ok(Trace { norms, values: shared(session.snapshot()?.values) })
 }
 
 /// Every training schedule of the library on 1, 2 and 4 ranks, as far as the model has blocks for its stages.
@@ -85,11 +104,11 @@ fn schedules(layers: u32) -> Vec<(String, Checked)> {
 fn direct_gives_the_bits_of_copied() {
     for recipe in RECIPES {
         let config = model(recipe);
-        let want = solo(&config, Gradients::Copied);
-        assert_eq!(solo(&config, Gradients::Direct), want, "{recipe}");
+        let want = solo(&config, Gradients::Copied, 1, Caps::default());
+        assert!(solo(&config, Gradients::Direct, 1, TRANSPOSES) == want, "{recipe}");
         let (mut same, mut refused) = (0, 0);
         for (name, checked) in schedules(4) {
-            match run(&config, checked, Gradients::Direct) {
+            match run(&config, checked, Gradients::Direct, Caps::default()) {
                 Ok(found) => {
                     assert!(found == want, "{recipe}, {name}");
                     same += 1;
@@ -102,4 +121,140 @@ fn direct_gives_the_bits_of_copied() {
         }
         assert!(same >= 12, "{same} schedules ran, {refused} were refused");
     }
+}
+
+#[test]
+fn coalesced_gives_the_same_bits_for_every_schedule_with_the_same_groups() {
+    for recipe in RECIPES {
+        let config = model(recipe);
+        for n in [2, 3] {
+            let want = solo(&config, Gradients::Coalesced, n, Caps::default());
+            // Regions of transposed codes, padded to blocks, hold the same numbers.
+            assert!(solo(&config, Gradients::Coalesced, n, TRANSPOSES) == want, "{recipe}, groups of {n}");
+            let (mut same, mut refused) = (0, 0);
+            for (at, (name, checked)) in schedules(4).into_iter().enumerate() {
+                let caps = if at % 2 == 0 { Caps::default() } else { TRANSPOSES };
+                match run(&config, checked.coalesced(n).unwrap(), Gradients::Coalesced, caps) {
+                    Ok(found) => {
+                        assert!(found == want, "{recipe}, groups of {n}, {name}");
+                        same += 1;
+                    }
+                    Err(error) => {
+                        assert_eq!(error.code(), Some(Code::GradientsUnsupported), "{recipe}, {name}: {error}");
+                        refused += 1;
+                    }
+                }
+            }
+            assert!(same >= 12, "{same} schedules ran, {refused} were refused");
+        }
+    }
+}
+
+/// With one group products are added as `copied` adds its slots; with two the additions are others, and so are the bits.
+#[test]
+fn one_group_of_all_microbatches_has_the_bits_of_copied() {
+    for recipe in RECIPES {
+        let config = model(recipe);
+        let want = solo(&config, Gradients::Copied, 1, Caps::default());
+        for caps in [Caps::default(), TRANSPOSES] {
+            for n in [MICROBATCHES, MICROBATCHES + 3] {
+                assert!(solo(&config, Gradients::Coalesced, n, caps) == want, "{recipe}");
+            }
+        }
+        assert!(solo(&config, Gradients::Coalesced, 2, Caps::default()) != want, "{recipe}: the comparison can fail");
+    }
+}
+
+/// The products of microbatches are the same numbers in both; a sum of M floats in any order is off by at most
+/// (M - 1)·u/(1 - (M - 1)·u) times the sum of their magnitudes, u = 2⁻²⁴, so two such sums differ by at most twice that.
+#[test]
+fn coalesced_differs_from_direct_by_the_rounding_of_additions() {
+    let config = model("bf16"); // without hidden state a microbatch's product does not depend on the others
+    let batch = batch(&config, 0, MICROBATCHES);
+    let gradients = |gradients, coalesce| {
+        let mut solo = new_solo(&config, gradients, coalesce, Caps::default());
+        solo.step(&batch);
+        solo
+    };
+    let (mut direct, mut coalesced) = (gradients(Gradients::Direct, 1), gradients(Gradients::Coalesced, 2));
+    let mut single: Vec<Solo> = (0..MICROBATCHES as usize)
+        .map(|m| {
+            let mut solo = Solo::new(&config, &[config.layers], 1, OPTIM);
+            solo.step(&batch[m..=m]);
+            solo
+        })
+        .collect();
+    let u = f64::powi(2.0, -24);
+    let terms = f64::from(MICROBATCHES - 1) * u;
+    let mut differ = 0;
+    for path in
+        ["blocks.0.qkv.weight", "blocks.1.proj.weight", "blocks.2.fc1.weight", "blocks.3.fc2.weight", "head.weight"]
+    {
+        let products: Vec<Vec<f64>> = single.iter_mut().map(|solo| solo.shard.gradient(path).unwrap()).collect();
+        let (a, b) = (direct.shard.gradient(path).unwrap(), coalesced.shard.gradient(path).unwrap());
+        for i in 0..a.len() {
+            let exact = products.iter().map(|product| product[i]).sum::<f64>() / f64::from(MICROBATCHES);
+            let magnitude = products.iter().map(|product| product[i].abs()).sum::<f64>() / f64::from(MICROBATCHES);
+            let bound = terms / (1.0 - terms) * magnitude;
+            assert!((a[i] - exact).abs() <= bound && (b[i] - exact).abs() <= bound, "{path}[{i}]");
+            assert!((a[i] - b[i]).abs() <= 2.0 * bound);
+            differ += usize::from(a[i] != b[i]);
+        }
+    }
+    assert!(differ > 100, "{differ} elements differ");
+}
+
+/// A group whose first member is done holds regions and a product; an abort drops both.
+#[test]
+fn an_aborted_step_leaves_nothing_of_a_group_behind() {
+    let config = model("bf16");
+    let data = batch(&config, 0, MICROBATCHES);
+    let step = |solo: &mut Solo| {
+        let verdict = solo.step(&data).1;
+        (verdict.norm.to_bits(), shared(solo.shard.export().unwrap()))
+    };
+    let want = step(&mut new_solo(&config, Gradients::Coalesced, 2, Caps::default()));
+    let mut solo = new_solo(&config, Gradients::Coalesced, 2, Caps::default());
+    solo.begin(&data);
+    for m in [0, 2] {
+        let tapes = solo.forward(m);
+        let works = solo.input_grad(m, tapes);
+        solo.weight_grad(m, works); // waits for its neighbour
+    }
+    assert_eq!(solo.shard.reduce(StageId(0)).unwrap_err().code(), Some(Code::ArenaMissing));
+    solo.shard.abort().unwrap();
+    assert_eq!(solo.shard.reduce(StageId(0)).unwrap_err().code(), Some(Code::ArenaPoisoned));
+    solo.shard.pool().quiescent().unwrap();
+    assert!(step(&mut solo) == want);
+}
+
+/// What the placements cost: `copied` has a destination per microbatch and matrix, the others have one; a group keeps the
+/// works of all its members.
+#[test]
+fn destinations_and_works_are_counted() {
+    let config = model("fp8-delayed:history=4");
+    let report = |gradients, coalesce| {
+        let mut solo = new_solo(&config, gradients, coalesce, Caps::default());
+        solo.step(&batch(&config, 0, MICROBATCHES));
+        (solo.shard.arena_bytes(), solo.shard.kept_bytes()[0].1)
+    };
+    let spec = config.stages(&[config.layers]).unwrap().remove(0);
+    let elements = |kind| {
+        let params = spec.spec().params.iter();
+        params.filter(|param| (param.kind == ParamKind::Matrix) == kind).map(|param| param.elements()).sum::<usize>()
+    };
+    let (matrices, others, m) = (elements(true), elements(false), MICROBATCHES as usize);
+    let (copied, single) = report(Gradients::Copied, 1);
+    let (direct, _) = report(Gradients::Direct, 1);
+    let (coalesced, pair) = report(Gradients::Coalesced, 2);
+    assert_eq!(copied, 4 * m * (matrices + others));
+    assert_eq!(direct, 4 * (matrices + m * others));
+    assert_eq!(coalesced, direct);
+    // Codes of x and dy, and a factor for each of them.
+    let (hidden, ffn, tokens) = (config.hidden, config.ffn, config.tokens());
+    let columns = config.layers * (hidden + 3 * hidden + 2 * hidden + 2 * (hidden + ffn)) + hidden + config.vocab;
+    let factors = 2 * (4 * config.layers + 1);
+    let embedding = 2 * tokens * hidden; // dy of the embedding, bf16
+    assert_eq!(single.work, tokens * columns + 4 * factors + embedding);
+    assert!(pair.work > 2 * tokens * columns && pair.work < 2 * single.work + embedding, "{pair:?}, {single:?}");
 }

@@ -110,6 +110,7 @@ impl Bench {
         let config = ShardConfig {
             microbatches,
             gradients: Gradients::Copied,
+            coalesce: 1,
             data_parallel: 1,
             tokens: TOKENS,
             ranks: 1,

@@ -107,6 +107,7 @@ pub(super) fn run(table: &mut Table, workspace: &mut Workspace, cmd: &Cmd) -> Re
             Dtype::F32 | Dtype::Bf16 => run.gemm::<f32>(),
             found => Err(run.not(*out, found, "an activation or master type")),
         },
+        Cmd::GroupGemm { out, .. } => by_master!(run, *out, group_gemm),
         Cmd::Quantise { src, .. } => match run.dtype(*src)? {
             Dtype::F32 => run.quantise::<f32>(),
             Dtype::Bf16 => run.quantise::<bf16>(),

@@ -107,8 +107,21 @@ pub fn quantise_transposed<E: Elem<Acc = f32>>(
 
 /// Transposes a matrix of bytes, `rows` × `columns`.
 pub fn transpose(codes: &[u8], (rows, columns): (usize, usize), transposed: &mut [u8]) -> Result {
+    expect_len("transpose", "transposed", transposed.len(), rows * columns)?;
+    transpose_beside(codes, (rows, columns), rows, transposed)
+}
+
+/// As [`transpose`], into lines that are `line` apart: column j goes to `transposed[j · line..][..rows]`, and what lies
+/// between is left alone.
+pub fn transpose_beside(codes: &[u8], (rows, columns): (usize, usize), line: usize, transposed: &mut [u8]) -> Result {
     expect_len("transpose", "codes", codes.len(), rows * columns)?;
-    expect_len("transpose", "transposed", transposed.len(), codes.len())?;
+    if rows == 0 || columns == 0 {
+        return Ok(());
+    }
+    let needed = (columns - 1) * line + rows;
+    if line < rows || transposed.len() < needed {
+        return expect_len("transpose", "transposed", transposed.len(), needed.max(columns * rows));
+    }
     const TILE: usize = 16;
     let whole = (rows / TILE * TILE, columns / TILE * TILE);
     simd(
@@ -117,14 +130,14 @@ pub fn transpose(codes: &[u8], (rows, columns): (usize, usize), transposed: &mut
             for row in (0..whole.0).step_by(TILE) {
                 for column in (0..whole.1).step_by(TILE) {
                     let mut tile = [[0u8; TILE]; TILE];
-                    for (i, line) in tile.iter_mut().enumerate() {
+                    for (i, bytes) in tile.iter_mut().enumerate() {
                         let start = (row + i) * columns + column;
-                        line.copy_from_slice(&codes[start..start + TILE]);
+                        bytes.copy_from_slice(&codes[start..start + TILE]);
                     }
                     let tile = transpose_tile(tile);
-                    for (j, line) in tile.iter().enumerate() {
-                        let start = (column + j) * rows + row;
-                        transposed[start..start + TILE].copy_from_slice(line);
+                    for (j, bytes) in tile.iter().enumerate() {
+                        let start = (column + j) * line + row;
+                        transposed[start..start + TILE].copy_from_slice(bytes);
                     }
                 }
             }
@@ -133,7 +146,7 @@ pub fn transpose(codes: &[u8], (rows, columns): (usize, usize), transposed: &mut
     for row in 0..rows {
         let from = if row < whole.0 { whole.1 } else { 0 };
         for column in from..columns {
-            transposed[column * rows + row] = codes[row * columns + column];
+            transposed[column * line + row] = codes[row * columns + column];
         }
     }
     Ok(())
@@ -164,6 +177,23 @@ mod tests {
 
     use super::super::testing::{numbers, stored};
     use super::*;
+
+    #[test]
+    fn a_transpose_beside_others_leaves_them_alone() {
+        for (rows, columns) in [(1, 1), (3, 17), (17, 33), (48, 16)] {
+            let codes: Vec<u8> = (0..rows * columns).map(|i| (i % 251) as u8).collect();
+            let mut alone = vec![0; rows * columns];
+            transpose(&codes, (rows, columns), &mut alone).unwrap();
+            let (first, line) = (5, rows + 9);
+            let mut region = vec![0xEE; line * columns];
+            transpose_beside(&codes, (rows, columns), line, &mut region[first..]).unwrap();
+            for (j, found) in region.chunks(line).enumerate() {
+                assert_eq!(found[first..][..rows], alone[j * rows..][..rows]);
+                assert!(found[..first].iter().chain(&found[first + rows..]).all(|byte| *byte == 0xEE));
+            }
+            assert!(transpose_beside(&codes, (rows, columns), rows - 1, &mut region).is_err() || columns == 1);
+        }
+    }
 
     #[test]
     fn codes_amax_and_inverse_follow_the_definition() {

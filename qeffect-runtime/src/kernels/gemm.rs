@@ -132,6 +132,75 @@ pub fn gemm<A: Real>(
     Ok(())
 }
 
+/// How the members of a group lie in the operands of [`group_gemm`], in terms of the sums.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct GroupShape {
+    /// Sizes of one member's product.
+    pub member: GemmShape,
+    /// Number of members.
+    pub members: usize,
+    /// From one member's first term to the next one's.
+    pub stride: usize,
+}
+
+/// `out = Σ op(a)ᵢ · op(b)ᵢ · factor[i]` over the members of a group, or that sum added to `out`.
+///
+/// Each member's product has the bits that [`gemm`] gives it; products are added in order. `factors`: one per member, or
+/// none; those of FP8 operands themselves are not used.
+pub fn group_gemm<A: Real>(
+    scratch: &mut Scratch<A>,
+    shape: GroupShape,
+    a: Operand<'_, A>,
+    b: Operand<'_, A>,
+    factors: &[f32],
+    accumulate: bool,
+    out: &mut [A],
+) -> Result {
+    let GroupShape { member: GemmShape { m, n, k }, members, stride } = shape;
+    let line = members * stride;
+    expect_len("group_gemm", "a", a.values.len(), m * line)?;
+    expect_len("group_gemm", "b", b.values.len(), line * n)?;
+    expect_len("group_gemm", "out", out.len(), m * n)?;
+    if !factors.is_empty() {
+        expect_len("group_gemm", "factors", factors.len(), members)?;
+    }
+    if stride < k {
+        return expect_len("group_gemm", "stride", stride, k);
+    }
+    if m == 0 || n == 0 {
+        return Ok(());
+    }
+    let (a_all, b_all) = (decode(a.values, &mut scratch.a), decode(b.values, &mut scratch.b));
+    let sums = take(&mut scratch.c, m * n);
+    let mut sum_into = |total: &mut [A]| {
+        total.fill(A::ZERO);
+        for member in 0..members {
+            // Along the terms, a member begins `stride` further on than the one before it.
+            let first = member * stride;
+            let (at, row, column) = if a.transposed { (first * m, 1, m) } else { (first, line, 1) };
+            let a_view = View { data: &a_all[at..], rows: m, columns: k, row, column };
+            let (at, row, column) = if b.transposed { (first, 1, line) } else { (first * n, n, 1) };
+            let b_view = View { data: &b_all[at..], rows: k, columns: n, row, column };
+            let factor = factors.get(member).map(|factor| A::from_f32(*factor));
+            let to = if member == 0 { &mut *total } else { &mut *sums };
+            product(a_view, b_view, ViewMut::new(to, m, n));
+            finish(to, n, factor, None);
+            if member > 0 {
+                add_to(total, sums);
+            }
+        }
+    };
+    match accumulate {
+        false => sum_into(out),
+        true => {
+            let total = take(&mut scratch.d, m * n);
+            sum_into(total);
+            add_to(out, total);
+        }
+    }
+    Ok(())
+}
+
 fn scale_inv<A>(values: &Values<'_, A>) -> Option<f32> {
     match values {
         Values::Fp8 { scale_inv, .. } => Some(*scale_inv),
@@ -427,6 +496,62 @@ mod tests {
                 gemm(&mut scratch, shape, Operand::plain(a), b, None, Output::Add(&mut added)).unwrap();
                 let want: Vec<f32> = before.iter().zip(&alone).map(|(before, product)| before + product).collect();
                 assert_eq!(added, want);
+            }
+        }
+    }
+
+    /// Members side by side, in both layouts and with gaps: the bits of separate products, added in order.
+    #[test]
+    fn a_group_has_the_bits_of_its_products_added_in_order() {
+        fn values(format: Fp8, codes: &[u8]) -> Values<'_, f32> {
+            Values::Fp8 { format, codes, scale_inv: 1.0 }
+        }
+        let mut scratch = Scratch::<f32>::new();
+        for (shape, members, gap) in [((3, 17, 5), 1, 0), ((17, 3, 16), 3, 0), ((70, 130, 24), 4, 104)] {
+            let member = GemmShape { m: shape.0, n: shape.1, k: shape.2 };
+            let GemmShape { m, n, k } = member;
+            let (stride, line) = (k + gap, members * (k + gap));
+            let code = |format: Fp8, seed, len| -> Vec<u8> {
+                numbers(seed, len).iter().map(|x| format.encode(*x as f32)).collect()
+            };
+            let parts: Vec<(Vec<u8>, Vec<u8>)> = (0..members as u64)
+                .map(|i| (code(Fp8::E5M2, 2 * i, k * m), code(Fp8::E4M3, 2 * i + 1, k * n)))
+                .collect();
+            let factors: Vec<f32> = (0..members).map(|i| 0.3 / (i + 1) as f32).collect();
+            let mut want = Vec::<f32>::new();
+            for ((a, b), factor) in parts.iter().zip(&factors) {
+                let a = Values::Fp8 { format: Fp8::E5M2, codes: a, scale_inv: *factor };
+                let b = Operand::plain(values(Fp8::E4M3, b));
+                let mut product = vec![f32::NAN; m * n];
+                gemm(&mut scratch, member, Operand::transposed(a), b, None, Output::Real(&mut product)).unwrap();
+                match want.is_empty() {
+                    true => want = product,
+                    false => want.iter_mut().zip(&product).for_each(|(sum, x)| *sum += x),
+                }
+            }
+            // Tokens as rows, then as columns; gaps hold zeros.
+            let rows = |pick: fn(&(Vec<u8>, Vec<u8>)) -> &Vec<u8>, cols: usize| -> Vec<u8> {
+                let part = |part| [pick(part).clone(), vec![0; gap * cols]].concat();
+                parts.iter().flat_map(part).collect()
+            };
+            let (a_rows, b_rows) = (rows(|part| &part.0, m), rows(|part| &part.1, n));
+            let (a_lines, b_lines) = (transpose(&a_rows, line, m), transpose(&b_rows, line, n));
+            let before = stored::<f32>(&numbers(99, m * n));
+            let shape = GroupShape { member, members, stride };
+            for (a, b) in [
+                (Operand::transposed(values(Fp8::E5M2, &a_rows)), Operand::plain(values(Fp8::E4M3, &b_rows))),
+                (Operand::plain(values(Fp8::E5M2, &a_lines)), Operand::transposed(values(Fp8::E4M3, &b_lines))),
+            ] {
+                let mut out = vec![f32::NAN; m * n];
+                group_gemm(&mut scratch, shape, a, b, &factors, false, &mut out).unwrap();
+                assert_eq!(out, want);
+                let mut out = before.clone();
+                group_gemm(&mut scratch, shape, a, b, &factors, true, &mut out).unwrap();
+                let added: Vec<f32> = before.iter().zip(&want).map(|(before, sum)| before + sum).collect();
+                assert_eq!(out, added);
+                assert!(group_gemm(&mut scratch, shape, a, b, &factors[1..], false, &mut out).is_err() || members == 1);
+                let short = GroupShape { stride: k - 1, ..shape };
+                assert!(group_gemm(&mut scratch, short, a, b, &factors, false, &mut out).is_err());
             }
         }
     }

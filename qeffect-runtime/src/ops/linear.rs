@@ -11,6 +11,7 @@ use crate::act::{Act, Fp8, Kept};
 use crate::cmd::Operand;
 use crate::cx::Cx;
 use crate::error::{Error, Result};
+use crate::groups::Grouped;
 use crate::op::{Op, witness};
 use crate::params::{Params, Registry};
 use crate::stage::{CellId, Init, Layout, ParamId, ParamKind, ParamSpec, Retained, Role, StageSpec, Working};
@@ -137,6 +138,8 @@ pub enum Saved {
     Plain(Kept),
     /// Quantised.
     Fp8(Fp8),
+    /// In the region of a group, for its weight gradient alone.
+    Grouped(Grouped),
 }
 
 impl Retained for Saved {
@@ -144,6 +147,7 @@ impl Retained for Saved {
         match self {
             Saved::Plain(kept) => kept.layout(layout),
             Saved::Fp8(fp8) => fp8.layout(layout),
+            Saved::Grouped(grouped) => grouped.layout(layout),
         }
     }
 
@@ -151,6 +155,7 @@ impl Retained for Saved {
         match self {
             Saved::Plain(kept) => kept.release(cx),
             Saved::Fp8(fp8) => fp8.release(cx),
+            Saved::Grouped(grouped) => grouped.release(cx),
         }
     }
 }
@@ -160,6 +165,7 @@ impl Saved {
         match self {
             Saved::Plain(kept) => kept.act().rows,
             Saved::Fp8(fp8) => fp8.rows(),
+            Saved::Grouped(grouped) => grouped.rows(),
         }
     }
 
@@ -167,29 +173,31 @@ impl Saved {
         match self {
             Saved::Plain(kept) => kept.act().cols,
             Saved::Fp8(fp8) => fp8.cols(),
+            Saved::Grouped(grouped) => grouped.cols(),
         }
     }
 
-    pub(crate) fn first(&self, transposed: bool) -> Operand {
+    /// As first operand of a product; a group's part is none.
+    pub(crate) fn first(&self, transposed: bool) -> Result<Operand> {
         match self {
-            Saved::Plain(kept) => kept.act().operand(transposed),
-            Saved::Fp8(fp8) => fp8.view().first(transposed),
+            Saved::Plain(kept) => Ok(kept.act().operand(transposed)),
+            Saved::Fp8(fp8) => Ok(fp8.view().first(transposed)),
+            Saved::Grouped(grouped) => Err(alone(grouped)),
         }
     }
 
-    pub(crate) fn second(&self, transposed: bool) -> Operand {
+    /// As second operand of a product; a group's part is none.
+    pub(crate) fn second(&self, transposed: bool) -> Result<Operand> {
         match self {
-            Saved::Plain(kept) => kept.act().operand(transposed),
-            Saved::Fp8(fp8) => fp8.view().second(transposed),
+            Saved::Plain(kept) => Ok(kept.act().operand(transposed)),
+            Saved::Fp8(fp8) => Ok(fp8.view().second(transposed)),
+            Saved::Grouped(grouped) => Err(alone(grouped)),
         }
     }
+}
 
-    fn for_weight_grad(self, cx: &mut Cx<'_>) -> Result<Saved> {
-        Ok(match self {
-            Saved::Fp8(fp8) => Saved::Fp8(cx.keep_for_weight_grad(fp8)?),
-            plain => plain,
-        })
-    }
+fn alone(grouped: &Grouped) -> Error {
+    Error::shape("a product of one microbatch", "a tensor of its own", Some(grouped.region()))
 }
 
 /// From F to I: the input.
@@ -230,13 +238,13 @@ impl Op for LinearOp {
         p.check(x, p.inputs)?;
         let (saved, token) = match p.cells {
             Some(cells) => {
-                let (x8, token) = cx.quantise_input(x, cells.input, token)?;
+                let (x8, token) = cx.quantise_input_of(p.weight, x, cells.input, token)?;
                 (Saved::Fp8(x8), token)
             }
             None => (Saved::Plain(cx.keep(x)?), token),
         };
-        let y = p.product(cx, saved.first(false), x.rows)?;
-        Ok((y, LinearTape { x: saved.for_weight_grad(cx)? }, token))
+        let y = p.product(cx, saved.first(false)?, x.rows)?;
+        Ok((y, LinearTape { x: cx.keep_factor(p.weight, Role::Input, saved)? }, token))
     }
 
     fn input_grad(
@@ -253,7 +261,7 @@ impl Op for LinearOp {
         }
         let (saved, token) = match p.cells {
             Some(cells) => {
-                let (dy8, token) = cx.quantise_grad(dy, cells.grad, token)?;
+                let (dy8, token) = cx.quantise_grad_of(p.weight, dy, cells.grad, token)?;
                 (Saved::Fp8(dy8), token)
             }
             None => (Saved::Plain(cx.keep(dy)?), token),
@@ -262,8 +270,9 @@ impl Op for LinearOp {
             WorkingBufs::Plain(act) => act.operand(false),
             WorkingBufs::Fp8(view) => view.second(false),
         };
-        let dx = cx.gemm([dy.rows, p.inputs, p.outputs], saved.first(false), weight, None)?;
-        Ok((dx, LinearWork { x: tape.x, dy: saved.for_weight_grad(cx)? }, token))
+        let dx = cx.gemm([dy.rows, p.inputs, p.outputs], saved.first(false)?, weight, None)?;
+        let dy = cx.keep_factor(p.weight, Role::GradOutput, saved)?;
+        Ok((dx, LinearWork { x: tape.x, dy }, token))
     }
 
     fn weight_grad(cx: &mut Cx<'_>, p: &Linear, work: LinearWork) -> Result<()> {

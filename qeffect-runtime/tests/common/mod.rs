@@ -36,12 +36,14 @@ impl Solo {
         microbatches: u32,
         optim: OptimConfig,
         gradients: Gradients,
+        coalesce: u32,
+        caps: Caps,
     ) -> Solo {
-        Self::with(config, blocks, microbatches, optim, Caps::default(), gradients)
+        Self::with(config, blocks, microbatches, optim, caps, gradients, coalesce)
     }
 
     pub fn with_caps(config: &GptConfig, blocks: &[usize], microbatches: u32, optim: OptimConfig, caps: Caps) -> Solo {
-        Self::with(config, blocks, microbatches, optim, caps, Gradients::Copied)
+        Self::with(config, blocks, microbatches, optim, caps, Gradients::Copied, 1)
     }
 
     fn with(
@@ -51,6 +53,7 @@ impl Solo {
         optim: OptimConfig,
         caps: Caps,
         gradients: Gradients,
+        coalesce: u32,
     ) -> Solo {
         let device = Box::new(CpuDevice::with_caps(caps));
         Self::with_device(config, blocks, microbatches, optim, gradients, device)
@@ -70,6 +73,7 @@ impl Solo {
         let shard_config = ShardConfig {
             microbatches,
             gradients,
+            coalesce,
             data_parallel: 1,
             tokens: config.tokens(),
             ranks: 1,

@@ -7,15 +7,26 @@ use crate::kernels::{Elem, cast};
 
 impl Run<'_> {
     pub(super) fn quantise<E: Elem<Acc = f32> + Store>(&mut self) -> Result {
-        fields!(self, Quantise { src, rows, cols, format, scale, codes, transposed, scale_inv, amax, flag });
+        fields!(self, Quantise { src, rows, cols, format, scale, codes, transposed, beside, scale_inv, amax, flag });
         let name = self.name;
         let elements = rows * cols;
         let factor = self.table.scalar::<f32>(name, *scale)?;
         for buf in [Some(codes), transposed.as_ref()].into_iter().flatten() {
             match self.table.spec(*buf)? {
                 spec if spec.dtype != format.dtype() => return Err(self.not(*buf, spec.dtype, format.dtype().name())),
-                spec if spec.elements() != elements => return Err(self.table.short(name, *buf, elements)),
+                spec if spec.elements() != elements && (beside.is_none() || buf == codes) => {
+                    return Err(self.table.short(name, *buf, elements));
+                }
                 _ => {}
+            }
+        }
+        if let (Some(buf), Some(beside)) = (transposed, beside) {
+            let end = beside.first + beside.line * cols.saturating_sub(1) + rows;
+            if beside.line < *rows {
+                return Err(self.failed("lines of transposed codes overlap"));
+            }
+            if self.table.spec(*buf)?.elements() < end {
+                return Err(self.table.short(name, *buf, end));
             }
         }
         if let Some(amax) = amax {
@@ -37,7 +48,14 @@ impl Run<'_> {
         if let Some(transposed) = transposed {
             self.table.write(name, [*transposed], |table, [out]| {
                 let out = table.out::<u8>(name, *transposed, out)?;
-                cast::transpose(table.get::<u8>(name, *codes)?, (*rows, *cols), out).map_err(kernel(name))
+                let codes = table.get::<u8>(name, *codes)?;
+                match beside {
+                    None => cast::transpose(codes, (*rows, *cols), out),
+                    Some(beside) => {
+                        cast::transpose_beside(codes, (*rows, *cols), beside.line, &mut out[beside.first..])
+                    }
+                }
+                .map_err(kernel(name))
             })?;
         }
         if let Some(amax) = amax {

@@ -4,7 +4,7 @@ use qeffect_core::dtype::Dtype;
 use qeffect_core::fp8::Fp8 as Format;
 
 use super::{Master, Result, Run, first, kernel};
-use crate::cmd::Operand;
+use crate::cmd::{GroupOperand, Operand};
 use crate::cpu::table::{Data, Table};
 use crate::device::DeviceError;
 use crate::kernels::gemm;
@@ -42,6 +42,58 @@ impl Run<'_> {
         *A::bias(self.workspace) = bias_values;
         result
     }
+
+    pub(super) fn group_gemm<A: Master>(&mut self) -> Result {
+        fields!(self, GroupGemm { m, n, k, stride, members, a, b, out, accumulate });
+        let name = self.name;
+        let member = gemm::GemmShape { m: *m, n: *n, k: *k };
+        let shape = gemm::GroupShape { member, members: *members, stride: *stride };
+        for side in [a, b] {
+            if ![0, *members].contains(&side.scale_inv.len()) {
+                let found = side.scale_inv.len();
+                return Err(self.failed(&format!("{members} members have {found} factors on one side")));
+            }
+        }
+        let table = &*self.table;
+        let factor = |side: &GroupOperand, at: usize| match side.scale_inv.get(at) {
+            Some(buf) => table.scalar::<f32>(name, first(*buf)),
+            None => Ok(1.0),
+        };
+        let scaled = !(a.scale_inv.is_empty() && b.scale_inv.is_empty());
+        let factors = (0..if scaled { *members } else { 0 })
+            .map(|at| Ok(factor(a, at)? * factor(b, at)?))
+            .collect::<Result<Vec<f32>>>()?;
+        let scratch = A::scratch(self.workspace);
+        self.table.write(name, [*out], |table, [data]| {
+            let (a, b) = (group_operand::<A>(table, name, a)?, group_operand::<A>(table, name, b)?);
+            let out = table.out::<A>(name, *out, data)?;
+            gemm::group_gemm(scratch, shape, a, b, &factors, *accumulate, out).map_err(kernel(name))
+        })
+    }
+}
+
+/// The values of a whole group's operand; factors are apart, one per member.
+fn group_operand<'a, A: Master>(
+    table: &'a Table,
+    cmd: &'static str,
+    operand: &GroupOperand,
+) -> Result<gemm::Operand<'a, A>> {
+    let spec = table.spec(operand.buf)?;
+    let format = match spec.dtype {
+        Dtype::E4M3 => Some(Format::E4M3),
+        Dtype::E5M2 => Some(Format::E5M2),
+        _ => None,
+    };
+    if format.is_some() == operand.scale_inv.is_empty() {
+        let reason = format!("`{}` has {} factors", spec.name, operand.scale_inv.len());
+        return Err(DeviceError::Failed { cmd, reason });
+    }
+    let values = match (format, table.data(operand.buf)?) {
+        (Some(format), Data::U8(codes)) => gemm::Values::Fp8 { format, codes, scale_inv: 1.0 },
+        (None, Data::Bf16(x)) => gemm::Values::Bf16(x),
+        _ => gemm::Values::Real(table.get::<A>(cmd, operand.buf)?),
+    };
+    Ok(gemm::Operand { values, transposed: operand.transposed })
 }
 
 fn operand<'a, A: Master>(table: &'a Table, cmd: &'static str, operand: &Operand) -> Result<gemm::Operand<'a, A>> {
