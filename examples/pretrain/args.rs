@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
+use qeffect::core::bind::GradientChoice;
 use qeffect::core::recipe::Recipe;
 use qeffect::schedules::{Entry, library};
 use qeffect::train::{Config, Data, Model, Optimizer, Pipeline, Run};
@@ -38,6 +39,11 @@ pub struct Args {
     /// Microbatches per step
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub microbatches: u32,
+
+    /// How weight gradients reach the optimizer: copied, direct, coalesced, or coalesced:N for groups
+    /// of N microbatches
+    #[arg(long, default_value_t, value_parser = |text: &str| text.parse::<GradientChoice>())]
+    pub gradients: GradientChoice,
 
     /// Training steps
     #[arg(long, default_value_t = DEFAULT_STEPS, value_parser = clap::value_parser!(u64).range(1..))]
@@ -82,6 +88,7 @@ impl Args {
                 schedule: self.schedule.name.into(),
                 ranks: self.ranks,
                 microbatches: self.microbatches,
+                gradients: self.gradients,
             },
             optimizer: Optimizer { steps: self.steps, lr: self.lr, ..Optimizer::default() },
             data: Data { path: self.data.clone() },

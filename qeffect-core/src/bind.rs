@@ -4,6 +4,8 @@
 //! run has. [`bind`] compares them once, at start, and its result is the only way to a [`Ledger`]
 //! for a rank of the schedule.
 
+mod choice;
+
 use crate::action::{Item, Kind};
 use crate::code::Code;
 use crate::diag::{Diagnostic, Report};
@@ -11,6 +13,8 @@ use crate::ids::{Rank, Stage};
 use crate::ledger::{Ledger, StageContract};
 use crate::plan::Checked;
 use crate::schedule::{Schedule, Update};
+
+pub use choice::GradientChoice;
 
 /// How weight gradients reach the optimizer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

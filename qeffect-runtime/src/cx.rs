@@ -248,12 +248,14 @@ impl Cx<'_> {
         let Some(groups) = self.grads.groups() else {
             return Err(Error::Config("gradients are not coalesced".into()));
         };
-        let (_, position, members) = groups.partition.locate(self.microbatch.0);
+        let (group, position, members) = groups.partition.locate(self.microbatch.0);
         let [m, n, k, stride] = [dy.cols, x.cols, x.rows, x.stride];
         if dy.rows != k || dy.stride != stride {
             return Err(Error::shape("a weight gradient", "as many tokens on both sides", Some(dy.region())));
         }
-        let Some(all) = groups.add(dst.param, members, Waiting { write, position, dy, x }) else { return Ok(()) };
+        let Some(all) = groups.add((dst.param, group), members, Waiting { write, position, dy, x }) else {
+            return Ok(());
+        };
         let a = groups::operand(all.iter().map(|product| &product.dy), false)?;
         let b = groups::operand(all.iter().map(|product| &product.x), true)?;
         let (members, out) = (members as usize, dst.act.buf);

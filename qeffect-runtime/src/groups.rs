@@ -74,7 +74,7 @@ pub(crate) struct Waiting {
 pub(crate) struct Groups {
     pub partition: Partition,
     regions: BTreeMap<Key, Region>,
-    waiting: BTreeMap<ParamId, Vec<Waiting>>,
+    waiting: BTreeMap<(ParamId, u32), Vec<Waiting>>,
 }
 
 impl Groups {
@@ -106,14 +106,14 @@ impl Groups {
         }
     }
 
-    /// Adds a product. When it is the last of its group: all of them, in microbatch order.
-    pub fn add(&mut self, param: ParamId, members: u32, product: Waiting) -> Option<Vec<Waiting>> {
-        let waiting = self.waiting.entry(param).or_default();
+    /// Adds a product of a parameter and group. When it is the group's last: all of them, in microbatch order.
+    pub fn add(&mut self, key: (ParamId, u32), members: u32, product: Waiting) -> Option<Vec<Waiting>> {
+        let waiting = self.waiting.entry(key).or_default();
         waiting.push(product);
         if waiting.len() < members as usize {
             return None;
         }
-        let mut all = self.waiting.remove(&param)?;
+        let mut all = self.waiting.remove(&key)?;
         all.sort_by_key(|product| product.position);
         Some(all)
     }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use qeffect_core::bind::GradientChoice;
 use qeffect_core::recipe::Recipe;
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
@@ -55,6 +56,9 @@ pub struct Pipeline {
     pub ranks: u32,
     /// Microbatches per step of a schedule that has them as a parameter.
     pub microbatches: u32,
+    /// How weight gradients reach the optimizer: `copied`, `direct`, `coalesced`, or `coalesced:4` for groups of four.
+    #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
+    pub gradients: GradientChoice,
 }
 
 /// `[optimizer]`: AdamW with linear warm-up and half a cosine.
@@ -115,7 +119,7 @@ impl Default for Model {
 
 impl Default for Pipeline {
     fn default() -> Self {
-        Pipeline { schedule: "zb_v".into(), ranks: 2, microbatches: 8 }
+        Pipeline { schedule: "zb_v".into(), ranks: 2, microbatches: 8, gradients: GradientChoice::default() }
     }
 }
 

@@ -11,6 +11,7 @@ use qeffect_core::plan::{Checked, Peaks, Proved};
 use qeffect_core::sim::{self, CostModel};
 use qeffect_runtime::data::{ByteData, Windows};
 use qeffect_runtime::gpt::{GptConfig, GptStage};
+use qeffect_runtime::pool::KeptBytes;
 use qeffect_runtime::sample::{self, Sampling};
 use qeffect_runtime::session::{Session, SessionConfig, StepReport};
 
@@ -40,6 +41,7 @@ pub struct Outcome {
 pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
     let started = Instant::now();
     let evaluation = check::check(checked.schedule.forward_only(), &Options::AT_START).map_err(TrainError::Schedule)?;
+    let checked = config.pipeline.gradients.apply(checked).map_err(TrainError::Schedule)?;
     let schedule = checked.schedule.name.to_string();
     let model = config.model.gpt();
     let data = ByteData::open(&config.data.path, model.seq)?;
@@ -56,6 +58,7 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
     }
     let session_config = SessionConfig {
         seed: config.run.seed,
+        gradients: config.pipeline.gradients.gradients,
         allow_order_dependent: config.run.allow_order_dependent,
         ..SessionConfig::new(config.optimizer.adamw(), model.tokens())
     };
@@ -150,6 +153,8 @@ struct History {
     bubble: f64,
     peaks: Vec<Peaks>,
     bytes: Vec<usize>,
+    arena_bytes: Vec<usize>,
+    kept: Vec<KeptBytes>,
     skipped: usize,
 }
 
@@ -162,6 +167,8 @@ impl History {
         self.skipped += usize::from(report.skipped);
         self.peaks.clone_from(&report.peaks);
         self.bytes.clone_from(&report.bytes);
+        self.arena_bytes.clone_from(&report.arena_bytes);
+        self.kept.clone_from(&report.kept);
     }
 
     fn tokens_per_second(&self) -> f64 {
@@ -263,8 +270,13 @@ fn summary(checked: &Checked, history: &History, elapsed: Duration) -> Table {
     row("peak tapes by rank", list(|p| p.tapes));
     row("peak works by rank", list(|p| p.works));
     row("peak slots by rank", list(|p| p.slots));
-    let mib: Vec<String> = history.bytes.iter().map(|b| format!("{:.1}", *b as f64 / f64::from(1 << 20))).collect();
-    row("activations, tapes and works, MiB by rank", mib.join(" "));
+    let mib = |bytes: &mut dyn Iterator<Item = usize>| {
+        bytes.map(|b| format!("{:.1}", b as f64 / f64::from(1 << 20))).collect::<Vec<_>>().join(" ")
+    };
+    row("activations, tapes and works, MiB by rank", mib(&mut history.bytes.iter().copied()));
+    row("tapes, MiB by stage", mib(&mut history.kept.iter().map(|kept| kept.tape)));
+    row("works, MiB by stage", mib(&mut history.kept.iter().map(|kept| kept.work)));
+    row("destinations of gradients, MiB by rank", mib(&mut history.arena_bytes.iter().copied()));
     row("steps skipped as not finite", history.skipped.to_string());
     row("whole run", format!("{:.1} s", elapsed.as_secs_f64()));
     table

@@ -170,3 +170,27 @@ fn the_ledger_has_the_plan_s_slots() {
     assert!(ledger.version(Stage(1)).is_some() && ledger.version(Stage(0)).is_none());
     assert_eq!(ledger.begin_step(), Ok(0));
 }
+
+#[test]
+fn a_choice_of_placement_is_read_as_it_is_written() {
+    for text in ["copied", "direct", "coalesced", "coalesced:2", "coalesced:17"] {
+        assert_eq!(text.parse::<GradientChoice>().unwrap().to_string(), text);
+    }
+    for (text, reason) in [
+        ("shared", "no placement"),
+        ("direct:2", "has no groups"),
+        ("coalesced:1", "2 microbatches or more"),
+        ("coalesced:0", "2 microbatches or more"),
+        ("coalesced:", "2 microbatches or more"),
+        ("", "no placement"),
+    ] {
+        let error = text.parse::<GradientChoice>().unwrap_err();
+        assert!(error.contains(reason), "{text}: {error}");
+    }
+    let apply = |text: &str, n: u32| {
+        let checked = four([0, 1, 2, 3], [0, 1, 2, 3]).coalesced(n).unwrap();
+        text.parse::<GradientChoice>().unwrap().apply(checked).unwrap().schedule.coalesce
+    };
+    assert_eq!([apply("copied", 1), apply("direct", 1), apply("coalesced", 1), apply("coalesced:2", 1)], [1, 1, 4, 2]);
+    assert_eq!(apply("coalesced", 3), 3, "the schedule's own groups");
+}
