@@ -503,6 +503,7 @@ mod tests {
     /// Members side by side, in both layouts and with gaps: the bits of separate products, added in order.
     #[test]
     fn a_group_has_the_bits_of_its_products_added_in_order() {
+        type Part = (Vec<u8>, Vec<u8>);
         fn values(format: Fp8, codes: &[u8]) -> Values<'_, f32> {
             Values::Fp8 { format, codes, scale_inv: 1.0 }
         }
@@ -514,7 +515,7 @@ mod tests {
             let code = |format: Fp8, seed, len| -> Vec<u8> {
                 numbers(seed, len).iter().map(|x| format.encode(*x as f32)).collect()
             };
-            let parts: Vec<(Vec<u8>, Vec<u8>)> = (0..members as u64)
+            let parts: Vec<Part> = (0..members as u64)
                 .map(|i| (code(Fp8::E5M2, 2 * i, k * m), code(Fp8::E4M3, 2 * i + 1, k * n)))
                 .collect();
             let factors: Vec<f32> = (0..members).map(|i| 0.3 / (i + 1) as f32).collect();
@@ -530,7 +531,7 @@ mod tests {
                 }
             }
             // Tokens as rows, then as columns; gaps hold zeros.
-            let rows = |pick: fn(&(Vec<u8>, Vec<u8>)) -> &Vec<u8>, cols: usize| -> Vec<u8> {
+            let rows = |pick: fn(&Part) -> &Vec<u8>, cols: usize| -> Vec<u8> {
                 let part = |part| [pick(part).clone(), vec![0; gap * cols]].concat();
                 parts.iter().flat_map(part).collect()
             };
