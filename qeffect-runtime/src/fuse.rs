@@ -247,8 +247,10 @@ fn reads_as_norm(producer: &Producer, x: Buf) -> bool {
 
 fn codes_of(cmd: &Cmd, x: Buf) -> Option<(usize, usize, Codes)> {
     match *cmd {
-        Cmd::Quantise { src, rows, cols, format, scale, codes, transposed, scale_inv, amax, flag } if src == x => {
-            Some((rows, cols, Codes { format, scale, codes, transposed, scale_inv, amax, flag }))
+        Cmd::Quantise { src, rows, cols, format, scale, codes, transposed, beside, scale_inv, amax, flag }
+            if src == x =>
+        {
+            Some((rows, cols, Codes { format, scale, codes, transposed, beside, scale_inv, amax, flag }))
         }
         _ => None,
     }

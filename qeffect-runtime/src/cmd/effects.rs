@@ -106,8 +106,15 @@ impl Cmd {
                 let mode = if *accumulate { Mode::Update } else { Mode::Write };
                 t.operand(a).operand(b).read(*bias).all(mode, [*out])
             }
-            Cmd::Quantise { src, scale, codes, transposed, scale_inv, amax, flag, .. } => {
-                t.read([*src]).one(Mode::Read, *scale).write([*codes, *scale_inv]).write(*transposed).fold(*flag);
+            Cmd::GroupGemm { a, b, out, accumulate, .. } => {
+                let mode = if *accumulate { Mode::Update } else { Mode::Write };
+                let factors = a.scale_inv.iter().chain(&b.scale_inv).copied();
+                t.read([a.buf, b.buf]).read(factors).all(mode, [*out])
+            }
+            Cmd::Quantise { src, scale, codes, transposed, beside, scale_inv, amax, flag, .. } => {
+                // Beside others only a part of each line is written.
+                let mode = if beside.is_some() { Mode::Update } else { Mode::Write };
+                t.read([*src]).one(Mode::Read, *scale).write([*codes, *scale_inv]).all(mode, *transposed).fold(*flag);
                 if let Some(amax) = amax {
                     t.one(Mode::Fold, *amax);
                 }

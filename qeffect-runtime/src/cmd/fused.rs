@@ -7,7 +7,7 @@
 use qeffect_core::fp8::Fp8 as Format;
 
 use super::effects::{Access, Mode};
-use super::{AdamWConfig, Cmd, Scalar};
+use super::{AdamWConfig, Beside, Cmd, Scalar};
 use crate::device::Buf;
 
 /// What makes a matrix of activations.
@@ -154,6 +154,8 @@ pub struct Codes {
     pub codes: Buf,
     /// The codes transposed.
     pub transposed: Option<Buf>,
+    /// Where they lie there, if that buffer holds others too.
+    pub beside: Option<Beside>,
     /// Their factor, one f32.
     pub scale_inv: Buf,
     /// The staging entry that the largest magnitude is folded into.
@@ -303,8 +305,8 @@ impl Fused {
         parts.extend(copy.map(|dst| Cmd::Convert { src: values, dst }));
         parts.extend(outputs.column_sums.map(|out| Cmd::ColumnSums { x: values, out, cols }));
         parts.extend(outputs.codes.map(|of| {
-            let Codes { format, scale, codes, transposed, scale_inv, amax, flag } = of;
-            Cmd::Quantise { src: values, rows, cols, format, scale, codes, transposed, scale_inv, amax, flag }
+            let Codes { format, scale, codes, transposed, beside, scale_inv, amax, flag } = of;
+            Cmd::Quantise { src: values, rows, cols, format, scale, codes, transposed, beside, scale_inv, amax, flag }
         }));
         parts
     }

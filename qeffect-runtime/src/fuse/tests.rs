@@ -126,6 +126,7 @@ impl Bench {
             scale: Scalar { buf: self.scales, index: dice.below(2) },
             codes,
             transposed: (!wide && dice.below(2) == 0).then_some(turned),
+            beside: None,
             scale_inv,
             amax: (dice.below(2) == 0).then_some(Scalar { buf: self.scales, index: 2 }),
             flag: (dice.below(2) == 0).then_some(self.flag),
