@@ -56,7 +56,7 @@ impl Solo {
         coalesce: u32,
     ) -> Solo {
         let device = Box::new(CpuDevice::with_caps(caps));
-        Self::with_device(config, blocks, microbatches, optim, gradients, device)
+        Self::build(config, blocks, microbatches, optim, (gradients, coalesce), device)
     }
 
     pub fn with_device(
@@ -65,6 +65,17 @@ impl Solo {
         microbatches: u32,
         optim: OptimConfig,
         gradients: Gradients,
+        device: Box<dyn Device>,
+    ) -> Solo {
+        Self::build(config, blocks, microbatches, optim, (gradients, 1), device)
+    }
+
+    fn build(
+        config: &GptConfig,
+        blocks: &[usize],
+        microbatches: u32,
+        optim: OptimConfig,
+        (gradients, coalesce): (Gradients, u32),
         device: Box<dyn Device>,
     ) -> Solo {
         let stages = config.stages(blocks).unwrap();
