@@ -25,7 +25,7 @@ from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, _simulate_comms_compute
 from torch.distributed.pipelining.stage import PipelineStage
 
-SIZES = [("GPipe", 4, 8, 1), ("Interleaved1F1B", 2, 4, 2), ("Interleaved1F1B", 4, 8, 2), ("ZBVZeroBubble", 4, 8, 2), ("DualPipeV", 4, 8, 2), ("Interleaved1F1B", 8, 32, 2), ("ZBVZeroBubble", 8, 32, 2), ("Interleaved1F1B", 16, 64, 2), ("Interleaved1F1B", 32, 256, 2)]
+SIZES = [("Interleaved1F1B", 2, 4, 2), ("Interleaved1F1B", 4, 8, 2), ("ZBVZeroBubble", 4, 8, 2), ("DualPipeV", 4, 8, 2), ("Interleaved1F1B", 8, 32, 2), ("ZBVZeroBubble", 8, 32, 2), ("Interleaved1F1B", 16, 64, 2), ("Interleaved1F1B", 32, 256, 2)]
 UNKNOWN_TO_THE_DRY_RUN = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT")
 
 
