@@ -4,13 +4,13 @@
 #include "common.cuh"
 
 // y[t] = table[ids[t]] + positions[t mod length], rounded once. A block has a row. An id beyond the vocabulary raises the
-// flag and reads nothing.
+// flag, if there is one, and reads nothing.
 KERNEL(embedding_forward, 128)
 (const u32* ids, const float* table, const float* positions, u16* y, u32* flag, int vocabulary, int length, int hidden) {
     const int row = blockIdx.x;
     const u32 id = ids[row];
     if (id >= (u32)vocabulary) {
-        if (threadIdx.x == 0) atomicOr(flag, 1u);
+        if (flag && threadIdx.x == 0) atomicOr(flag, 1u);
         return;
     }
     const bool aligned = (hidden & 7) == 0;
@@ -73,19 +73,20 @@ KERNEL(position_gradient, 128)(const u16* dy, float* out, int sequences, int len
     }
 }
 
-// Rotates queries and keys in place, the first half of each head against its second: (a, b) becomes (a · cos - b · sin,
-// b · cos + a · sin), rounded. `table` has cos, then sin, of half a head for each position. The gradient turns back: `back`.
-// A row of x is [q | k | v]; a block has a row.
-KERNEL(rotary, 128)(u16* x, const float* table, int back, int length, int heads, int dim) {
-    const int half = dim / 2, hidden = heads * dim;
+// Turns the first heads of each row, the first half of a head against its second: (a, b) becomes (a · cos - b · sin,
+// b · cos + a · sin), rounded; the rest of a row is copied. `table` has cos, then sin, of half a head for each position. The
+// gradient turns back: `back`. A block has a row; `out` may be `x`.
+KERNEL(rotary, 128)(const u16* x, const float* table, u16* out, int back, int length, int heads, int dim, int width) {
+    const int half = dim / 2, pairs = heads * half;
     const float* cosines = table + (i64)(blockIdx.x % length) * dim;
-    u16* row = x + (i64)blockIdx.x * 3 * hidden;
-    for (int i = threadIdx.x; i < hidden; i += blockDim.x) { // pairs of queries, then of keys
-        const int head = i / half, at = i % half;
-        u16* p = row + head * dim + at;
-        const float a = from_bf16(p[0]), b = from_bf16(p[half]);
+    const u16* from = x + (i64)blockIdx.x * width;
+    u16* to = out + (i64)blockIdx.x * width;
+    for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
+        const int at = i % half, p = i / half * dim + at;
+        const float a = from_bf16(from[p]), b = from_bf16(from[p + half]);
         const float c = cosines[at], s = back ? -cosines[half + at] : cosines[half + at];
-        p[0] = to_bf16(a * c - b * s);
-        p[half] = to_bf16(b * c + a * s);
+        to[p] = to_bf16(a * c - b * s);
+        to[p + half] = to_bf16(b * c + a * s);
     }
+    for (int i = heads * dim + threadIdx.x; i < width; i += blockDim.x) to[i] = from[i];
 }

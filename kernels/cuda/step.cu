@@ -9,6 +9,12 @@ KERNEL(copy_if, 256)(const u32* flag, const u32* from, u32* to, i64 words) {
     if (at < words) to[at] = from[at];
 }
 
+// The flag is raised if a value is infinite or NaN.
+KERNEL(check_finite, 256)(const u32* values, u32* flag, i64 count) {
+    const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < count && (values[at] & 0x7FFFFFFFu) >= INFINITY_BITS) atomicOr(flag, 1u);
+}
+
 // counter += 1, unless a flag is given and raised.
 KERNEL(advance, 32)(u64* counter, const u32* unless) {
     if (threadIdx.x == 0 && !(unless && *unless)) *counter += 1;

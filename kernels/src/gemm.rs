@@ -211,6 +211,12 @@ impl Products {
         Ok(Plan { product, descriptor, algorithm, workspace, handle: self.handle.clone() })
     }
 
+    /// Runs a plan once on memory of its own, so that a later capture need not load its kernels. Never inside a capture.
+    pub fn warm(&self, stream: &CudaStream, plan: &Plan) -> Result {
+        let trial = Trial::new(&self.context, &plan.product, false)?;
+        plan.run(stream, &trial.operands(), trial.workspace.span())
+    }
+
     /// The fastest of the library's proposals, operands out of the second cache.
     fn search(&self, stream: &CudaStream, product: &Product, descriptor: &Descriptor) -> Result<Algorithm> {
         const PROPOSALS: usize = 16;
@@ -220,7 +226,7 @@ impl Products {
             return Ok(proposals[0]);
         }
         let fault = |source| Error::Driver { call: "timing of algorithms", source };
-        let trial = Trial::new(&self.context, product)?;
+        let trial = Trial::new(&self.context, product, true)?;
         let event =
             || self.context.new_event(Some(cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(fault);
         let mut best: Option<(f32, Algorithm)> = None;
@@ -274,8 +280,12 @@ struct Trial {
 }
 
 impl Trial {
-    fn new(context: &Arc<CudaContext>, product: &Product) -> Result<Trial> {
-        let matrix = |of: Type, len: usize| Buffer::from_host(context, &noise(of, len));
+    /// `timed`: with numbers in the operands, and memory to empty the second cache with.
+    fn new(context: &Arc<CudaContext>, product: &Product, timed: bool) -> Result<Trial> {
+        let matrix = |of: Type, len: usize| match timed {
+            true => Buffer::from_host(context, &noise(of, len)),
+            false => Buffer::poisoned(context, if of.is_fp8() { len } else { 2 * len }),
+        };
         let out = product.rows * product.columns * product.out.size();
         let (left_scale, right_scale) = product.scales();
         Ok(Trial {
@@ -286,7 +296,7 @@ impl Trial {
             right_scale: Buffer::from_host(context, &vec![1.0; right_scale.max(1)])?,
             bias: Buffer::from_host(context, &vec![bf16::ZERO; product.columns])?,
             workspace: Buffer::poisoned(context, WORKSPACE)?,
-            flush: Buffer::poisoned(context, 128 << 20)?,
+            flush: Buffer::poisoned(context, if timed { 128 << 20 } else { 0 })?,
             product: *product,
         })
     }

@@ -12,14 +12,18 @@ pub mod cache;
 pub mod compile;
 pub mod error;
 pub mod gemm;
+pub mod graph;
 pub mod launch;
 pub mod memory;
 pub mod module;
 pub mod nvrtc;
+pub mod pinned;
 pub mod probe;
+mod quiet;
 pub mod source;
 
 pub use arch::Arch;
+pub use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 pub use error::{Error, Result};
 pub use memory::{Buffer, Span};
 pub use module::Kernels;

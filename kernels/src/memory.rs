@@ -8,18 +8,41 @@ use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use half::bf16;
 
 use crate::error::{Error, Result};
+use crate::quiet;
 
 mod sealed {
     pub trait Sealed {}
 }
 
 /// A type of elements on the device: the same bytes as on the host, valid for every pattern of bits.
-pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {}
+pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
+    /// Its bytes, in the low ones of a word.
+    fn bits(self) -> u64;
+}
 
 macro_rules! elements {
-    ($($type:ty),*) => { $(impl sealed::Sealed for $type {} impl Element for $type {})* };
+    ($($type:ty: $bits:expr;)*) => {
+        $(
+            impl sealed::Sealed for $type {}
+            impl Element for $type {
+                fn bits(self) -> u64 {
+                    let bits: fn($type) -> u64 = $bits;
+                    bits(self)
+                }
+            }
+        )*
+    };
 }
-elements!(u8, u16, u32, u64, i32, f32, f64, bf16);
+elements! {
+    u8: u64::from;
+    u16: u64::from;
+    u32: u64::from;
+    u64: |x| x;
+    i32: |x| u64::from(x.cast_unsigned());
+    f32: |x| u64::from(x.to_bits());
+    f64: f64::to_bits;
+    bf16: |x| u64::from(x.to_bits());
+}
 
 /// A view of device memory: an address and a number of elements.
 ///
@@ -95,6 +118,15 @@ impl<T: Element> Span<T> {
     }
 }
 
+impl Span<u8> {
+    /// The same memory as elements of another type; none where it is not aligned for it, or ends within an element.
+    pub fn cast<T: Element>(&self) -> Option<Span<T>> {
+        let size = size_of::<T>();
+        let fits = self.len.is_multiple_of(size) && self.address.is_multiple_of(size as u64);
+        fits.then(|| Span { address: self.address, len: self.len / size, element: PhantomData })
+    }
+}
+
 /// Device memory that is freed when the buffer is dropped.
 ///
 /// It is taken and given back without an order among streams, so neither happens while work is in flight or captured.
@@ -112,6 +144,7 @@ impl<T: Element> Buffer<T> {
     /// Memory for `len` elements, every byte 0xFF: floats are NaN.
     pub fn poisoned(context: &Arc<CudaContext>, len: usize) -> Result<Buffer<T>> {
         let fault = fault("allocation of device memory");
+        let _alone = quiet::alone();
         context.bind_to_thread().map_err(&fault)?;
         let bytes = (len * size_of::<T>()).max(1);
         // SAFETY: the context is current; the memory is freed once, when the buffer is dropped.
@@ -138,6 +171,7 @@ impl<T: Element> Buffer<T> {
             return Err(Error::Length { kernel: "copy to the device", operand: "elements", expected, found });
         }
         let fault = fault("copy to the device");
+        let _alone = quiet::alone();
         self.context.synchronize().map_err(&fault)?;
         // SAFETY: the context is current, the device memory has the size of the slice.
         unsafe { result::memcpy_htod_sync(self.span.address, elements) }.map_err(&fault)?;
@@ -148,6 +182,7 @@ impl<T: Element> Buffer<T> {
     /// Copies all elements out, after everything that runs on the device.
     pub fn read(&self) -> Result<Vec<T>> {
         let fault = fault("copy from the device");
+        let _alone = quiet::alone();
         self.context.synchronize().map_err(&fault)?;
         let mut elements = vec![T::default(); self.span.len];
         // SAFETY: the context is current, the device memory has the size of the slice, any bits are an element.
@@ -163,6 +198,7 @@ impl<T: Element> Buffer<T> {
 
 impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
+        let _alone = quiet::alone();
         // An error has nowhere to go; the memory is then gone with its context.
         if self.context.synchronize().is_ok() {
             // SAFETY: the memory was allocated by this buffer, is freed once, and nothing runs that could use it.
@@ -177,6 +213,31 @@ pub fn zero<T: Element>(stream: &CudaStream, span: Span<T>) -> Result {
     stream.context().bind_to_thread().map_err(&fault)?;
     // SAFETY: the view covers that many bytes.
     unsafe { result::memset_d8_async(span.address, 0, span.bytes(), stream.cu_stream()) }.map_err(&fault)
+}
+
+/// Sets every element to `value`, in the order of a stream.
+pub fn fill<T: Element>(stream: &CudaStream, span: Span<T>, value: T) -> Result {
+    if span.is_empty() {
+        return Ok(());
+    }
+    let fault = fault("filling device memory");
+    stream.context().bind_to_thread().map_err(&fault)?;
+    let (bits, len, stream) = (value.bits(), span.len, stream.cu_stream());
+    let set = |address, low, pitch, width, height| {
+        // SAFETY: the callers below stay within the view.
+        unsafe { sys::cuMemsetD2D32Async(address, pitch, low, width, height, stream) }.result()
+    };
+    let done = match size_of::<T>() {
+        // SAFETY: the view covers that many elements of one byte.
+        1 => unsafe { result::memset_d8_async(span.address, bits as u8, len, stream) },
+        // SAFETY: the view covers that many elements of two bytes.
+        2 => unsafe { sys::cuMemsetD16Async(span.address, bits as u16, len, stream) }.result(),
+        4 => set(span.address, bits as u32, 0, len, 1),
+        // Halves of words: as many lines of one element as there are words, eight bytes from one to the next.
+        _ => set(span.address, bits as u32, 8, 1, len)
+            .and_then(|()| set(span.address + 4, (bits >> 32) as u32, 8, 1, len)),
+    };
+    done.map_err(&fault)
 }
 
 /// Copies elements from one place of the device to another, in the order of a stream.
@@ -206,5 +267,15 @@ mod tests {
         let reversed = 5..2;
         assert!(span.part(reversed).is_none());
         assert_eq!(span.part(10..10).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn bytes_are_elements_where_they_fit() {
+        // SAFETY: never used for memory access.
+        let bytes = unsafe { Span::<u8>::new(0x1004, 12) };
+        let words = bytes.cast::<f32>().unwrap();
+        assert_eq!((words.address(), words.len()), (0x1004, 3));
+        assert!(bytes.cast::<u64>().is_none(), "not aligned, and ends within an element");
+        assert!(bytes.part(0..11).unwrap().cast::<u16>().is_none());
     }
 }

@@ -13,6 +13,7 @@ use crate::compile::Compiler;
 use crate::error::{Error, Result};
 use crate::memory::{Element, Span};
 use crate::probe;
+use crate::quiet;
 use crate::source;
 
 /// All kernels, on one GPU. Launches are methods in the modules of [`launch`](crate::launch).
@@ -74,6 +75,7 @@ impl Kernels {
         for source in source::ALL {
             let cubin = compiler.cubin(source, arch)?;
             kernels.compiled += usize::from(!cubin.cached);
+            let _alone = quiet::alone();
             // SAFETY: the image is a whole cubin, from NVRTC or from a cache entry whose checksum is right.
             let module = unsafe { result::module::load_data(cubin.code.as_ptr().cast()) }
                 .map_err(fault("loading compiled kernels"))?;
@@ -161,6 +163,7 @@ impl Drop for Kernels {
         if self.context.bind_to_thread().is_err() {
             return;
         }
+        let _alone = quiet::alone();
         for module in self.modules.drain(..) {
             // SAFETY: the module was loaded once and is unloaded once. Errors have nowhere to go.
             let _ = unsafe { result::module::unload(module) };

@@ -44,7 +44,7 @@ sources! {
     /// Layer norm.
     NORM = "norm.cu" { layer_norm_forward, layer_norm_backward, layer_norm_gradients }
     /// Sums and conversions.
-    ELEMENTWISE = "elementwise.cu" { add_bf16, convert_f32_bf16, sum_slots, accumulate_f32 }
+    ELEMENTWISE = "elementwise.cu" { add_bf16, convert_f32_bf16, convert_bf16_f32, sum_slots, accumulate_f32, dropout }
     /// Embeddings.
     EMBEDDING = "embedding.cu" { embedding_forward, token_gradient, position_gradient, rotary }
     /// Cross-entropy.
@@ -57,7 +57,7 @@ sources! {
         attention_queries_128, attention_keys_32, attention_keys_64, attention_keys_128,
     }
     /// Counters, state after a bad step, tags, a delay.
-    STEP = "step.cu" { copy_if, advance, write_tag, check_tag, delay }
+    STEP = "step.cu" { copy_if, check_finite, advance, write_tag, check_tag, delay }
 }
 
 #[cfg(test)]

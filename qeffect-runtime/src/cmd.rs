@@ -221,6 +221,8 @@ pub enum Cmd {
         positions: Buf,
         /// Activation.
         out: Buf,
+        /// Set if a token is beyond the table, on a device that finds it out while it computes; others refuse then.
+        flag: Option<Buf>,
         /// Tokens per sequence.
         seq: usize,
         /// Elements per token.

@@ -63,6 +63,10 @@ pub struct Caps {
     /// Matrix products in FP8 take their first operand as stored and their second one transposed, and nothing else: a
     /// tensor that is needed the other way is kept as a transposed copy, made by the cast.
     pub fp8_needs_transposes: bool,
+    /// Dimensions of FP8 products are multiples of this; 0 and 1: any will do.
+    pub fp8_multiple: usize,
+    /// Activations are bf16, with masters in f32, and nothing else.
+    pub bf16_only: bool,
 }
 
 /// A list of commands that a device has made ready, to be launched as one. It belongs to the device that made it.

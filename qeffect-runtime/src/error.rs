@@ -16,6 +16,9 @@ pub enum Error {
     /// A device refused a command, or failed in it.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A GPU, or a library for it, cannot be used.
+    #[error(transparent)]
+    Cuda(#[from] qeffect_kernels::Error),
     /// A tensor does not have the shape or type that its consumer takes.
     #[error("{consumer} takes {expected}, found {found}")]
     Shape {

@@ -6,9 +6,11 @@
 //! through a [`transport`]; a [`session`] runs all ranks.
 
 pub mod act;
+pub mod admit;
 pub mod built;
 pub mod cmd;
 pub mod cpu;
+pub mod cuda;
 pub mod cx;
 pub mod data;
 pub mod device;

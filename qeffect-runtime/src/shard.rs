@@ -19,6 +19,7 @@ use qeffect_core::schedule::Update;
 use qeffect_core::token::{Bwd, Fwd, Token};
 
 use crate::act::Act;
+use crate::admit::admit;
 use crate::cmd::{AdamWConfig, Cmd};
 use crate::cx::{Cx, RunBufs};
 use crate::data::Windows;
@@ -105,6 +106,7 @@ impl<S: Stage> Shard<S> {
         if config.microbatches == 0 || config.data_parallel == 0 || config.tokens == 0 || config.ranks == 0 {
             return Err(Error::Config("microbatches, tokens and ranks must not be zero".into()));
         }
+        admit(device.as_ref(), &recipe, stages.iter().map(|(_, stage)| stage.spec()), config.tokens)?;
         let dev = device.as_mut();
         let master = recipe.master();
         let mut parts = Vec::with_capacity(stages.len());

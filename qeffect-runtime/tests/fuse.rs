@@ -90,7 +90,7 @@ fn replayed(recipe: &str, gradients: Gradients) -> (BTreeMap<&'static str, usize
     let config = small(recipe);
     let optim = OptimConfig { steps: 3, warmup: 1, ..OptimConfig::default() };
     let log = Arc::new(Mutex::new(Log::default()));
-    let inner = CpuDevice::with_caps(Caps { fp8_needs_transposes: true });
+    let inner = CpuDevice::with_caps(Caps { fp8_needs_transposes: true, ..Caps::default() });
     let device = Box::new(Tap { inner, log: Arc::clone(&log) });
     let mut solo = Solo::with_device(&config, &[2, 2], 2, optim, gradients, device);
     let known = |log: &Mutex<Log>| log.lock().unwrap().sizes.keys().copied().collect::<BTreeSet<Buf>>();

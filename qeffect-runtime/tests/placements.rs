@@ -52,7 +52,7 @@ struct Trace {
     values: BTreeMap<String, Named>,
 }
 
-const TRANSPOSES: Caps = Caps { fp8_needs_transposes: true };
+const TRANSPOSES: Caps = Caps { fp8_needs_transposes: true, fp8_multiple: 1, bf16_only: false };
 
 fn new_solo(config: &GptConfig, gradients: Gradients, coalesce: u32, caps: Caps) -> Solo {
     Solo::with_gradients(config, &[config.layers], MICROBATCHES, OPTIM, gradients, coalesce, caps)

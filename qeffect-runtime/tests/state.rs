@@ -226,7 +226,7 @@ fn weight_gradient(dy: &[f64], dy_scale: f32, x: &[f64], x_scale: f32) -> Vec<f3
 // case B04: retained bytes are read with the factor they were made with, whatever the scale is by now.
 #[test]
 fn a_retained_tensor_carries_its_own_factor() {
-    for caps in [Caps::default(), Caps { fp8_needs_transposes: true }] {
+    for caps in [Caps::default(), Caps { fp8_needs_transposes: true, ..Caps::default() }] {
         for order in [[0, 1], [1, 0]] {
             let mut bench = Bench::with("fp8-delayed:history=4,loss-scale=2^0", 2, caps, false);
             let x = [pattern(1.0), pattern(8.0)];
@@ -362,7 +362,7 @@ fn a_weight_history_rolls_once_per_step() {
 // case B10: a commit renews the transposed copy too.
 #[test]
 fn the_transposed_weight_follows_the_optimizer() {
-    for caps in [Caps::default(), Caps { fp8_needs_transposes: true }] {
+    for caps in [Caps::default(), Caps { fp8_needs_transposes: true, ..Caps::default() }] {
         let mut bench = Bench::starting_with("fp8-delayed:history=4,margin=1", 1, caps, 1.0);
         for (want, next) in [(16.0, 2.0), (32.0, 2.0)] {
             bench.begin();
@@ -556,7 +556,7 @@ fn evaluation_leaves_no_trace() {
 fn transposed_copies_change_no_bit() {
     let config = small("fp8-delayed:history=4");
     let optim = OptimConfig { steps: 4, peak: 3e-3, floor: 3e-4, ..OptimConfig::default() };
-    let [mut plain, mut both] = [Caps::default(), Caps { fp8_needs_transposes: true }]
+    let [mut plain, mut both] = [Caps::default(), Caps { fp8_needs_transposes: true, ..Caps::default() }]
         .map(|caps| Solo::with_caps(&config, &[4], 2, optim, caps));
     for step in 0..4 {
         let data = batch(&config, step, 2);

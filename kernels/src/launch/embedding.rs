@@ -5,9 +5,22 @@ use half::bf16;
 
 use crate::error::Result;
 use crate::memory::Span;
-use crate::module::{Argument, Kernels, dimension, expect, rows_of};
+use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, rows_of};
 
 const THREADS: usize = 128;
+
+/// Sizes of a rotation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RotaryShape {
+    /// Tokens of a sequence: row t has the position `t mod length`.
+    pub length: usize,
+    /// Heads that are turned: the first ones of a row.
+    pub heads: usize,
+    /// Elements of a head; even.
+    pub head_dim: usize,
+    /// Elements of a row.
+    pub width: usize,
+}
 
 impl Kernels {
     /// `y[t] = table[ids[t]] + positions[t mod length]`, rounded once; `length` is the number of rows of `positions`. An id
@@ -20,7 +33,7 @@ impl Kernels {
         table: Span<f32>,
         positions: Span<f32>,
         y: Span<bf16>,
-        flag: Span<u32>,
+        flag: Option<Span<u32>>,
     ) -> Result {
         let kernel = "embedding_forward";
         let columns = dimension(kernel, "hidden", hidden)?;
@@ -30,7 +43,8 @@ impl Kernels {
         expect(kernel, "table", table, table.len())?;
         expect(kernel, "positions", positions, positions.len())?;
         expect(kernel, "y", y, ids.len() * hidden)?;
-        expect(kernel, "flag", flag, 1)?;
+        expect_if(kernel, "flag", flag, 1)?;
+        let flag = optional(flag);
         let arguments: [&dyn Argument; 8] = [&ids, &table, &positions, &y, &flag, &vocabulary, &length, &columns];
         self.launch(stream, kernel, [ids.len(), 1], THREADS, 0, &arguments)
     }
@@ -70,27 +84,35 @@ impl Kernels {
         self.launch(stream, kernel, [length as usize, 1], THREADS, 0, &[&dy, &out, &sequences, &length, &columns])
     }
 
-    /// Rotates queries and keys of packed rows [q | k | v] in place, or turns them back: the gradient. `table` has cosines,
-    /// then sines, of half a head for each of `length` positions.
+    /// Turns the first heads of each row by the angles of their position, or back, which is the gradient; the rest of a row
+    /// is copied. `table` has cosines, then sines, of half a head for each position. `out` may be `x`.
     pub fn rotary(
         &self,
         stream: &CudaStream,
         x: Span<bf16>,
         table: Span<f32>,
+        out: Span<bf16>,
         back: bool,
-        (length, heads, head_dim): (usize, usize, usize),
+        shape: &RotaryShape,
     ) -> Result {
         let kernel = "rotary";
+        let RotaryShape { length, heads, head_dim, width } = *shape;
         let (positions, count) = (dimension(kernel, "length", length)?, dimension(kernel, "heads", heads)?);
-        let dim = dimension(kernel, "head_dim", head_dim)?;
+        let (dim, columns) = (dimension(kernel, "head_dim", head_dim)?, dimension(kernel, "width", width)?);
         if !head_dim.is_multiple_of(2) {
             let rule = "it must be even";
             return Err(crate::Error::Dimension { kernel, dimension: "head_dim", found: head_dim, rule });
         }
-        let rows = rows_of(kernel, "x", x.len(), 3 * heads * head_dim)? as usize;
+        if heads * head_dim > width {
+            let rule = "a row holds every head that is turned";
+            return Err(crate::Error::Dimension { kernel, dimension: "width", found: width, rule });
+        }
+        let rows = rows_of(kernel, "x", x.len(), width)? as usize;
         expect(kernel, "x", x, x.len())?;
+        expect(kernel, "out", out, x.len())?;
         expect(kernel, "table", table, length * head_dim)?;
         let back = i32::from(back);
-        self.launch(stream, kernel, [rows, 1], THREADS, 0, &[&x, &table, &back, &positions, &count, &dim])
+        let arguments: [&dyn Argument; 8] = [&x, &table, &out, &back, &positions, &count, &dim, &columns];
+        self.launch(stream, kernel, [rows, 1], THREADS, 0, &arguments)
     }
 }

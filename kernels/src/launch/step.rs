@@ -23,6 +23,14 @@ pub const TAG_WORDS: usize = 3;
 pub const REPORT_WORDS: usize = 1 + 2 * TAG_WORDS;
 
 impl Kernels {
+    /// Raises the flag if a value is infinite or NaN.
+    pub fn check_finite(&self, stream: &CudaStream, values: Span<f32>, flag: Span<u32>) -> Result {
+        expect("check_finite", "values", values, values.len())?;
+        expect("check_finite", "flag", flag, 1)?;
+        let count = values.len() as i64;
+        self.launch(stream, "check_finite", [values.len().div_ceil(256), 1], 256, 0, &[&values, &flag, &count])
+    }
+
     /// `counter += 1`, unless the flag is raised.
     pub fn advance(&self, stream: &CudaStream, counter: Span<u64>, unless: Option<Span<u32>>) -> Result {
         expect("advance", "counter", counter, 1)?;

@@ -29,16 +29,19 @@ fn conversion_is_to_the_nearest_even() {
     rig.kernels.convert(&rig.stream, from.span(), to.span()).unwrap();
     let want: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
     assert_eq!(bf16_bits(&to.read().unwrap()), bf16_bits(&want));
+    rig.kernels.widen(&rig.stream, to.span(), from.span()).unwrap();
+    assert_eq!(bits(&from.read().unwrap()), bits(&floats(&want)));
 }
 
 #[test]
 fn slots_are_added_in_order_and_multiplied_once() {
     let Some(rig) = rig() else { return };
     for len in LENGTHS {
-        for count in [1, 2, 8] {
+        for count in [1, 2, 8, 64, 65, 130] {
             let slots = numbers(3, len * count);
-            let (from, out) = (rig.upload(&slots), rig.poisoned::<f32>(len));
-            rig.kernels.sum_slots(&rig.stream, from.span(), count, 0.3, out.span()).unwrap();
+            let from: Vec<_> = slots.chunks(len).map(|slot| rig.upload(slot)).collect();
+            let (spans, out) = (from.iter().map(|slot| slot.span()).collect::<Vec<_>>(), rig.poisoned::<f32>(len));
+            rig.kernels.sum_slots(&rig.stream, &spans, 0.3, out.span()).unwrap();
             let sum = |i: usize| (1..count).fold(slots[i], |sum, slot| sum + slots[slot * len + i]);
             let want: Vec<f32> = (0..len).map(|i| sum(i) * 0.3).collect();
             assert_eq!(bits(&out.read().unwrap()), bits(&want));

@@ -1,6 +1,7 @@
 //! Embeddings and their gradients, bit for bit: rows are added in ascending order.
 
 use half::bf16;
+use qeffect_kernels::launch::embedding::RotaryShape;
 
 use crate::rig::{bits, floats, numbers, rig, rounded, values};
 
@@ -17,7 +18,7 @@ fn forward_and_gradients_are_exact() {
         let (i, o, t, p) = (rig.upload(&ids), rig.upload(&order), rig.upload(&table), rig.upload(&positions));
         let (d, y, flag) = (rig.upload(&dy), rig.poisoned::<bf16>(rows * hidden), rig.upload(&[0u32]));
         rig.kernels
-            .embedding_forward(&rig.stream, i.span(), hidden, t.span(), p.span(), y.span(), flag.span())
+            .embedding_forward(&rig.stream, i.span(), hidden, t.span(), p.span(), y.span(), Some(flag.span()))
             .unwrap();
         let want: Vec<f32> = (0..rows * hidden)
             .map(|at| {
@@ -64,7 +65,7 @@ fn an_id_beyond_the_table_raises_the_flag_and_reads_nothing() {
     let (ids, table) = (rig.upload(&[1u32, 9, u32::MAX]), rig.upload(&[0.25f32; 16]));
     let (y, flag) = (rig.upload(&[bf16::ONE; 24]), rig.upload(&[0u32]));
     rig.kernels
-        .embedding_forward(&rig.stream, ids.span(), 8, table.span(), table.span(), y.span(), flag.span())
+        .embedding_forward(&rig.stream, ids.span(), 8, table.span(), table.span(), y.span(), Some(flag.span()))
         .unwrap();
     assert_eq!(flag.read().unwrap(), [1]);
     let y = floats(&y.read().unwrap());
@@ -86,7 +87,10 @@ fn rotation_is_exact_and_turns_back() {
             .collect();
         for back in [false, true] {
             let (source, turns) = (rig.upload(&x), rig.upload(&table));
-            rig.kernels.rotary(&rig.stream, source.span(), turns.span(), back, (length, heads, dim)).unwrap();
+            let shape = RotaryShape { length, heads: 2 * heads, head_dim: dim, width: 3 * hidden };
+            let out = rig.poisoned::<bf16>(x.len());
+            rig.kernels.rotary(&rig.stream, source.span(), turns.span(), out.span(), back, &shape).unwrap();
+            rig.kernels.rotary(&rig.stream, source.span(), turns.span(), source.span(), back, &shape).unwrap();
             let mut want = floats(&x);
             for row in 0..rows {
                 for pair in 0..2 * heads * half {
@@ -98,10 +102,14 @@ fn rotation_is_exact_and_turns_back() {
                     want[a + half] = rounded(second * cos + first * sin);
                 }
             }
-            assert_eq!(bits(&floats(&source.read().unwrap())), bits(&want));
+            assert_eq!(bits(&floats(&source.read().unwrap())), bits(&want), "in place");
+            assert_eq!(bits(&floats(&out.read().unwrap())), bits(&want));
         }
     }
     let x = rig.upload(&[bf16::ONE; 9]);
     let table = rig.upload(&[1.0f32; 3]);
-    assert!(rig.kernels.rotary(&rig.stream, x.span(), table.span(), false, (1, 1, 3)).is_err());
+    for (head_dim, width) in [(3, 9), (4, 3)] {
+        let shape = RotaryShape { length: 1, heads: 1, head_dim, width };
+        assert!(rig.kernels.rotary(&rig.stream, x.span(), table.span(), x.span(), false, &shape).is_err());
+    }
 }

@@ -27,3 +27,25 @@ fn a_wrong_tag_raises_the_flag_and_the_first_is_reported() {
     rig.kernels.check_tag(&rig.stream, slot.span(), step.span(), right, flag.span(), report.span()).unwrap();
     assert_eq!((flag.read().unwrap(), report.read().unwrap()), (vec![2], vec![1, 42, right.key, 7, 41, right.key, 7]));
 }
+
+#[test]
+fn what_is_not_finite_raises_the_flag_for_good() {
+    let Some(rig) = rig() else { return };
+    let flag = rig.upload(&[0u32]);
+    for (x, want) in [(f32::MAX, 0), (f32::MIN_POSITIVE / 2.0, 0), (f32::NAN, 1), (0.0, 1)] {
+        let mut values = vec![1.0f32; 700];
+        values[699] = x;
+        let values = rig.upload(&values);
+        rig.kernels.check_finite(&rig.stream, values.span(), flag.span()).unwrap();
+        assert_eq!(flag.read().unwrap(), [want]);
+    }
+    flag_of_infinity(rig);
+}
+
+fn flag_of_infinity(rig: &crate::rig::Rig) {
+    for x in [f32::INFINITY, f32::NEG_INFINITY] {
+        let (values, flag) = (rig.upload(&[x]), rig.upload(&[0u32]));
+        rig.kernels.check_finite(&rig.stream, values.span(), flag.span()).unwrap();
+        assert_eq!(flag.read().unwrap(), [1]);
+    }
+}

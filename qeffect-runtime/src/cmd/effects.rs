@@ -1,13 +1,14 @@
 //! What a command reads and writes: the one place that says so.
 //!
-//! A recorded list is fused and put into parallel lanes by it ([`order`]): two commands keep their order where they touch an element in ways that do not
+//! The rule that a command does not read what it writes is checked against this, and a recorded list is put into
+//! parallel lanes by it ([`order`]): two commands keep their order where they touch an element in ways that do not
 //! commute, and nowhere else.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Cmd, Operand, Scalar};
-use crate::device::Buf;
+use crate::device::{Buf, BufSpec, DeviceError};
 use crate::kernels::optimizer::norm_pieces;
 
 /// How elements are touched.
@@ -121,7 +122,9 @@ impl Cmd {
                 &mut t
             }
             Cmd::Roll { scales, history, unless, .. } => t.update([*scales, *history]).read(*unless),
-            Cmd::Embed { tokens, table, positions, out, .. } => t.read([*tokens, *table, *positions]).write([*out]),
+            Cmd::Embed { tokens, table, positions, out, flag, .. } => {
+                t.read([*tokens, *table, *positions]).write([*out]).fold(*flag)
+            }
             Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, .. } => {
                 t.read([*tokens, *order, *dy]).write([*table_grad, *positions_grad])
             }
@@ -167,6 +170,22 @@ impl Cmd {
         };
         t.0
     }
+
+    /// Refuses a command that would write a buffer which it uses a second time.
+    pub(crate) fn check_aliases<'a>(
+        &self,
+        accesses: &[Access],
+        spec: impl Fn(Buf) -> Result<&'a BufSpec, DeviceError>,
+    ) -> Result<(), DeviceError> {
+        for (index, access) in accesses.iter().enumerate() {
+            let twice =
+                |other: &Access| access.overlaps(other) && (access.mode, other.mode) != (Mode::Read, Mode::Read);
+            if accesses[..index].iter().any(twice) {
+                return Err(DeviceError::Aliased { cmd: self.name(), buffer: spec(access.buf)?.name.clone() });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// For each command of a list, those before it that it must follow. What follows from others is left out where it is
@@ -193,3 +212,6 @@ pub fn order(effects: &[Vec<Access>]) -> Vec<Vec<usize>> {
     }
     before
 }
+
+#[cfg(test)]
+mod tests;

@@ -53,11 +53,13 @@ impl Embedding {
     fn run(&self, cx: &mut Cx<'_>) -> Result<Act> {
         let tokens = cx.tokens()?;
         let out = cx.lease(tokens.rows, self.hidden)?;
+        let flag = Some(cx.flag());
         cx.issue(Cmd::Embed {
             tokens: tokens.buf,
             table: cx.master(self.table).buf,
             positions: cx.master(self.positions).buf,
             out: out.buf,
+            flag,
             seq: self.seq,
             cols: self.hidden,
         })?;

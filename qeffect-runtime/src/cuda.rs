@@ -1,0 +1,196 @@
+//! The cuda device: commands on the kernels of `qeffect-kernels` and on cuBLASLt, on one GPU.
+//!
+//! Commands go into one stream, in the order in which they are issued. A list of them can be made a graph, whose commands
+//! run in a few lanes as far as their effects allow. The GPU's own stream of graphs and the stream of commands wait for each
+//! other at both ends of a launch, so neither sees what the other has not finished.
+//!
+//! What decides bits beside the commands is the table of algorithms ([`CudaDevice::algorithms`]).
+
+mod exec;
+mod fused;
+mod gpu;
+mod graph;
+mod lanes;
+mod product;
+mod scratch;
+mod table;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use qeffect_kernels::gemm::{Algorithms, Plan, Product};
+use qeffect_kernels::graph::Shape;
+use qeffect_kernels::pinned::Ring;
+use qeffect_kernels::{CudaStream, Error as KernelError};
+
+use crate::cmd::Cmd;
+use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+use crate::error::Result;
+
+use exec::Lane;
+use gpu::Gpu;
+use graph::Graphs;
+use product::Gemm;
+use scratch::{Need, Scratch};
+use table::Table;
+
+/// Lanes of a graph where nothing else is asked for.
+pub const LANES: usize = 4;
+
+fn failed(cmd: &'static str) -> impl Fn(KernelError) -> DeviceError + Copy {
+    move |error| DeviceError::Failed { cmd, reason: error.to_string() }
+}
+
+/// A GPU, or a rank's share of it.
+pub struct CudaDevice {
+    name: String,
+    // Graphs and plans go before the memory that they name.
+    graphs: Graphs,
+    plans: HashMap<Product, Plan>,
+    scratch: Vec<Scratch>,
+    table: Table,
+    ring: Ring,
+    stream: Arc<CudaStream>,
+    gpu: Arc<Gpu>,
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaDevice({}, {} products)", self.name, self.plans.len())
+    }
+}
+
+impl CudaDevice {
+    /// A device on GPU `ordinal`, as `CUDA_VISIBLE_DEVICES` counts, with graphs of up to [`LANES`] lanes.
+    ///
+    /// # Errors
+    ///
+    /// A library or GPU that is missing, with what to do about it.
+    pub fn new(ordinal: usize) -> Result<CudaDevice> {
+        CudaDevice::with_lanes(ordinal, LANES)
+    }
+
+    /// The same with another number of lanes, at least one.
+    ///
+    /// # Errors
+    ///
+    /// As [`CudaDevice::new`].
+    pub fn with_lanes(ordinal: usize, lanes: usize) -> Result<CudaDevice> {
+        let gpu = Gpu::open(ordinal)?;
+        let context = &gpu.context;
+        let driver = |source| KernelError::Driver { call: "making a stream", source };
+        let scratch = (0..lanes.max(1)).map(|_| Scratch::new(context)).collect::<std::result::Result<_, _>>()?;
+        Ok(CudaDevice {
+            name: format!("cuda:{ordinal}"),
+            graphs: Graphs::new(context, lanes.max(1))?,
+            plans: HashMap::new(),
+            scratch,
+            table: Table::new(context),
+            ring: Ring::new(context)?,
+            stream: context.new_stream().map_err(driver)?,
+            gpu,
+        })
+    }
+
+    /// The algorithms of matrix products in use: with them, another process gets the same bits.
+    pub fn algorithms(&self) -> Algorithms {
+        self.gpu.algorithms()
+    }
+
+    /// Bytes of device memory that buffers have taken.
+    pub fn bytes(&self) -> usize {
+        self.table.bytes()
+    }
+
+    /// What a graph consists of.
+    ///
+    /// # Errors
+    ///
+    /// A graph that was dropped, or of another device.
+    pub fn graph_shape(&self, graph: GraphId) -> std::result::Result<Shape, DeviceError> {
+        self.graphs.get(graph)?.shape().map_err(failed("graph"))
+    }
+
+    /// Checks a command and makes what it needs besides its buffers: a lane's scratch, and the plan of a product, which
+    /// is run once on memory of its own. Never inside a capture.
+    fn prepare(&mut self, cmd: &Cmd, lane: usize) -> std::result::Result<(), DeviceError> {
+        let name = cmd.name();
+        let accesses = cmd.effects(|buf| self.table.spec(buf).ok().map(BufSpec::elements));
+        cmd.check_aliases(&accesses, |buf| self.table.spec(buf))?;
+        let need = Need::of(cmd, |buf| self.table.spec(buf))?;
+        self.scratch[lane].reserve(&self.gpu.context, &self.stream, need).map_err(failed(name))?;
+        if let Cmd::Gemm { m, n, k, a, b, bias, out, accumulate } = cmd {
+            let product = Gemm::new(&self.table, [*m, *n, *k], a, b, *bias, *out, *accumulate)?.product;
+            if !self.plans.contains_key(&product) {
+                let mut products = self.gpu.products();
+                let plan = products.plan(&self.stream, product).map_err(failed(name))?;
+                products.warm(&self.stream, &plan).map_err(failed(name))?;
+                self.plans.insert(product, plan);
+            }
+        }
+        Ok(())
+    }
+
+    fn size(&self, cmd: &'static str, buf: Buf, given: usize) -> std::result::Result<(), DeviceError> {
+        let spec = self.table.spec(buf)?;
+        let found = spec.bytes();
+        if found != given {
+            let reason = format!("`{}` has {found} bytes, {given} were given", spec.name);
+            return Err(DeviceError::Failed { cmd, reason });
+        }
+        Ok(())
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn caps(&self) -> Caps {
+        Caps { fp8_needs_transposes: true, fp8_multiple: 16, bf16_only: true }
+    }
+
+    fn alloc(&mut self, spec: BufSpec) -> std::result::Result<Buf, DeviceError> {
+        let buf = self.table.alloc(spec)?;
+        self.table.poison(&self.stream, buf)?;
+        Ok(buf)
+    }
+
+    fn spec(&self, buf: Buf) -> std::result::Result<&BufSpec, DeviceError> {
+        self.table.spec(buf)
+    }
+
+    fn issue(&mut self, cmd: &Cmd) -> std::result::Result<(), DeviceError> {
+        self.prepare(cmd, 0)?;
+        let CudaDevice { table, plans, scratch, stream, gpu, .. } = self;
+        Lane { table, kernels: &gpu.kernels, plans, stream, scratch: &scratch[0] }.issue(cmd)
+    }
+
+    fn write(&mut self, buf: Buf, bytes: &[u8]) -> std::result::Result<(), DeviceError> {
+        self.size("write", buf, bytes.len())?;
+        self.ring.write(&self.stream, bytes, self.table.bytes_of(buf)?).map_err(failed("write"))
+    }
+
+    fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> std::result::Result<(), DeviceError> {
+        self.size("read", buf, bytes.len())?;
+        self.ring.read(&self.stream, self.table.bytes_of(buf)?, bytes).map_err(failed("read"))
+    }
+
+    fn poison(&mut self, buf: Buf) -> std::result::Result<(), DeviceError> {
+        self.table.poison(&self.stream, buf)
+    }
+
+    fn instantiate(&mut self, cmds: Vec<Cmd>) -> std::result::Result<GraphId, DeviceError> {
+        self.capture(&cmds)
+    }
+
+    fn launch(&mut self, graph: GraphId) -> std::result::Result<(), DeviceError> {
+        self.graphs.launch(graph, &self.stream)
+    }
+
+    fn drop_graph(&mut self, graph: GraphId) -> std::result::Result<(), DeviceError> {
+        self.graphs.drop(graph)
+    }
+}

@@ -1,0 +1,220 @@
+//! Fused commands in one pass over memory, or in two where a norm needs its statistics first.
+
+use half::bf16;
+use qeffect_core::dtype::Dtype;
+use qeffect_core::fp8::Fp8 as Format;
+use qeffect_kernels::launch::cast::{self, ColumnSums, LossGradient, Normalised};
+use qeffect_kernels::launch::norm::{Normal, Residual, Statistics};
+use qeffect_kernels::launch::optimizer::{AdamW, Parameter};
+
+use super::exec::{Lane, Result, first};
+use super::failed;
+use crate::cmd::fused::{Fused, Producer};
+use crate::device::{Buf, DeviceError};
+
+impl Lane<'_> {
+    /// Puts a fused command into the stream.
+    pub(super) fn fused(&self, fused: &Fused) -> Result {
+        let (k, stream, t) = (self.kernels, self.stream, self.table);
+        let name = fused.name();
+        let failed = failed(name);
+        let Fused { residual, plus, rows, cols, .. } = *fused;
+        let shape = (rows, cols);
+        let norms = matches!(fused.producer, Producer::LayerNorm { .. } | Producer::RmsNorm { .. });
+        let grads = matches!(fused.producer, Producer::LayerNormGrad { .. } | Producer::RmsNormGrad { .. });
+        if (residual.is_some() && !norms) || (plus.is_some() && !grads) {
+            return Err(self.not_yet(name, "a sum beside this producer"));
+        }
+        match fused.producer {
+            Producer::Stored { x } if t.spec(x)?.dtype == Dtype::F32 => {
+                self.only(fused, Format::E4M3)?;
+                k.cast_master(stream, t.get(name, x)?, shape, &self.outputs(fused)?).map_err(failed)
+            }
+            Producer::Stored { x } => {
+                let format = fused.outputs.codes.map_or(Format::E4M3, |codes| codes.format);
+                k.cast(stream, format, t.get(name, x)?, shape, &self.outputs(fused)?).map_err(failed)
+            }
+            Producer::LayerNorm { x, gain, bias, mean, rstd } => self.norm(
+                fused,
+                x,
+                gain,
+                Some(bias),
+                Statistics { mean: Some(t.get(name, mean)?), rstd: t.get(name, rstd)? },
+            ),
+            Producer::RmsNorm { x, gain, rstd } => {
+                self.norm(fused, x, gain, None, Statistics { mean: None, rstd: t.get(name, rstd)? })
+            }
+            Producer::LayerNormGrad { dy, x, gain, mean, rstd, gain_grad, bias_grad } => {
+                let statistics = Statistics { mean: Some(t.get(name, mean)?), rstd: t.get(name, rstd)? };
+                self.norm_grad(fused, [dy, x, gain], statistics, gain_grad, Some(bias_grad))
+            }
+            Producer::RmsNormGrad { dy, x, gain, rstd, gain_grad } => {
+                let statistics = Statistics { mean: None, rstd: t.get(name, rstd)? };
+                self.norm_grad(fused, [dy, x, gain], statistics, gain_grad, None)
+            }
+            Producer::Gelu { x } => {
+                self.only(fused, Format::E4M3)?;
+                k.cast_gelu(stream, t.get(name, x)?, shape, &self.outputs(fused)?).map_err(failed)
+            }
+            Producer::Silu { x } => {
+                self.only(fused, Format::E4M3)?;
+                k.cast_silu(stream, t.get(name, x)?, shape, &self.outputs(fused)?).map_err(failed)
+            }
+            Producer::Swiglu { x } => {
+                self.only(fused, Format::E4M3)?;
+                k.cast_swiglu(stream, t.get(name, x)?, shape, &self.outputs(fused)?).map_err(failed)
+            }
+            Producer::GeluGrad { x, dy } => {
+                self.only(fused, Format::E5M2)?;
+                let (x, dy) = (t.get(name, x)?, t.get(name, dy)?);
+                k.cast_gelu_backward(stream, x, dy, shape, &self.outputs(fused)?).map_err(failed)
+            }
+            Producer::SiluGrad { x, dy } => {
+                self.only(fused, Format::E5M2)?;
+                let (x, dy) = (t.get(name, x)?, t.get(name, dy)?);
+                k.cast_silu_backward(stream, x, dy, shape, &self.outputs(fused)?).map_err(failed)
+            }
+            Producer::SwigluGrad { x, dy } => {
+                self.only(fused, Format::E5M2)?;
+                let (x, dy) = (t.get(name, x)?, t.get(name, dy)?);
+                k.cast_swiglu_backward(stream, x, dy, (rows, cols / 2), &self.outputs(fused)?).map_err(failed)
+            }
+            Producer::CrossEntropyGrad { logits, targets, lse, factor } => {
+                self.only(fused, Format::E5M2)?;
+                let (logits, targets, lse) = (t.get(name, logits)?, t.get(name, targets)?, t.get(name, lse)?);
+                let gradient = LossGradient { logits, targets, lse, factor };
+                k.cast_loss(stream, &gradient, shape, &self.outputs(fused)?).map_err(failed)
+            }
+            Producer::AdamW { param, grad, factor, moment1, moment2, clip, table, counter, config, unless } => {
+                let adam = AdamW {
+                    table: t.get(name, table)?,
+                    counter: t.scalar(name, first(counter))?,
+                    clip: t.scalar(name, first(clip))?,
+                    unless: t.scalar(name, first(unless))?,
+                    factor,
+                    beta1: config.beta1,
+                    beta2: config.beta2,
+                    epsilon: config.epsilon,
+                    weight_decay: config.weight_decay,
+                };
+                let parameter = Parameter {
+                    gradient: t.get(name, grad)?,
+                    weight: t.get(name, param)?,
+                    first: t.get(name, moment1)?,
+                    second: t.get(name, moment2)?,
+                };
+                if fused.outputs.codes.is_some() || fused.outputs.column_sums.is_some() {
+                    self.only(fused, Format::E4M3)?;
+                    return k.adamw_cast(stream, &adam, &parameter, shape, &self.outputs(fused)?).map_err(failed);
+                }
+                let copy = fused.outputs.values.map(|copy| t.get::<bf16>(name, copy)).transpose()?;
+                k.adamw(stream, &adam, &parameter, copy).map_err(failed)
+            }
+        }
+    }
+
+    /// Statistics of the rows, of their sum with what lies beside them if that is asked for; then the rows, normalised on
+    /// the way into what is taken from them.
+    fn norm(&self, fused: &Fused, x: Buf, gain: Buf, bias: Option<Buf>, statistics: Statistics) -> Result {
+        let (k, stream, t) = (self.kernels, self.stream, self.table);
+        let name = fused.name();
+        let shape = (fused.rows, fused.cols);
+        let rows = t.get::<bf16>(name, x)?;
+        let (source, residual) = match fused.residual {
+            None => (rows, None),
+            Some(sum) if sum.out == x => {
+                (t.get(name, sum.a)?, Some(Residual { other: t.get(name, sum.b)?, total: rows }))
+            }
+            Some(_) => return Err(self.not_yet(name, "a sum that the norm does not read")),
+        };
+        let gamma = t.get(name, gain)?;
+        let beta = bias.map(|bias| t.get(name, bias)).transpose()?;
+        let outputs = &fused.outputs;
+        let taken = outputs.codes.is_some() || outputs.column_sums.is_some();
+        let normal = match outputs.values {
+            Some(values) if !taken => Some(Normal { gamma, beta, y: t.get(name, values)? }),
+            _ => None,
+        };
+        k.layer_norm_forward(stream, source, shape, residual, statistics, normal).map_err(failed(name))?;
+        if !taken {
+            return Ok(());
+        }
+        self.only(fused, Format::E4M3)?;
+        let normalised = Normalised { x: rows, mean: statistics.mean, rstd: statistics.rstd, gamma, beta };
+        k.cast_norm(stream, &normalised, shape, &self.outputs(fused)?).map_err(failed(name))
+    }
+
+    /// The gradient of the rows, with the gradient that bypasses the norm; then those of gain and bias, and what is taken.
+    fn norm_grad(
+        &self,
+        fused: &Fused,
+        [dy, x, gain]: [Buf; 3],
+        statistics: Statistics,
+        gain_grad: Buf,
+        bias_grad: Option<Buf>,
+    ) -> Result {
+        let (k, stream, t) = (self.kernels, self.stream, self.table);
+        let name = fused.name();
+        let shape = (fused.rows, fused.cols);
+        let Some(values) = fused.outputs.values else {
+            return Err(self.not_yet(name, "a gradient that is not stored"));
+        };
+        let (dy, x, dx) = (t.get(name, dy)?, t.get(name, x)?, t.get::<bf16>(name, values)?);
+        let plus = fused.plus.map(|plus| t.get(name, plus)).transpose()?;
+        let biases = bias_grad.map(|bias| t.get(name, bias)).transpose()?;
+        k.layer_norm_backward(stream, x, dy, shape, t.get(name, gain)?, statistics, plus, dx).map_err(failed(name))?;
+        let (gains, scratch) = (t.get(name, gain_grad)?, self.scratch.columns());
+        k.layer_norm_gradients(stream, x, dy, shape, statistics, gains, biases, scratch).map_err(failed(name))?;
+        if fused.outputs.codes.is_none() && fused.outputs.column_sums.is_none() {
+            return Ok(());
+        }
+        let format = fused.outputs.codes.map_or(Format::E5M2, |codes| codes.format);
+        let outputs = cast::Outputs { values: None, ..self.outputs(fused)? };
+        k.cast(stream, format, dx, shape, &outputs).map_err(failed(name))
+    }
+
+    /// What is taken, as kernels want it.
+    fn outputs(&self, fused: &Fused) -> Result<cast::Outputs> {
+        let (name, t) = (fused.name(), self.table);
+        let outputs = &fused.outputs;
+        let codes = match &outputs.codes {
+            None => None,
+            Some(codes) => {
+                for buf in [Some(codes.codes), codes.transposed].into_iter().flatten() {
+                    if t.spec(buf)?.dtype != codes.format.dtype() {
+                        return Err(t.not(name, buf, codes.format.dtype().name()));
+                    }
+                }
+                Some(cast::Codes {
+                    codes: t.get(name, codes.codes)?,
+                    transposed: codes.transposed.map(|buf| self.transposed(name, buf, codes.beside)).transpose()?,
+                    scale: t.scalar(name, codes.scale)?,
+                    scale_inv: t.get(name, codes.scale_inv)?,
+                    amax: codes.amax.map(|amax| t.scalar(name, amax)).transpose()?,
+                })
+            }
+        };
+        let flag = outputs.codes.and_then(|codes| codes.flag);
+        let sums = outputs.column_sums.map(|out| t.get(name, out)).transpose()?;
+        Ok(cast::Outputs {
+            values: outputs.values.map(|values| t.get(name, values)).transpose()?,
+            codes,
+            column_sums: sums.map(|out| ColumnSums { out, scratch: self.scratch.columns() }),
+            flag: flag.map(|flag| t.scalar(name, first(flag))).transpose()?,
+        })
+    }
+
+    /// Refuses codes of another format than the kernel makes.
+    fn only(&self, fused: &Fused, format: Format) -> Result {
+        match fused.outputs.codes {
+            Some(codes) if codes.format != format => {
+                Err(self.not_yet(fused.name(), &format!("codes in {}", codes.format.dtype().name())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn not_yet(&self, cmd: &'static str, what: &str) -> DeviceError {
+        DeviceError::Failed { cmd, reason: format!("{what}: not on this device yet") }
+    }
+}

@@ -1,0 +1,163 @@
+//! Graphs against the commands one by one, and against themselves.
+
+use std::sync::{Arc, Mutex};
+
+use qeffect_core::bind::Gradients;
+use qeffect_kernels::graph::Shape;
+use qeffect_runtime::cmd::Cmd;
+use qeffect_runtime::cuda::CudaDevice;
+use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+
+use crate::common::{Solo, batch};
+use crate::rig::{Pair, there_is_a_gpu};
+use crate::training::{MICROBATCHES, OPTIM, RECIPES, STEPS, Values, model, same, solo};
+
+const PLACEMENTS: [Gradients; 2] = [Gradients::Copied, Gradients::Direct];
+
+/// What a recorder has seen.
+#[derive(Default)]
+struct Seen {
+    /// Commands of a step up to its measurement.
+    list: Vec<Cmd>,
+    done: bool,
+    shapes: Vec<Shape>,
+}
+
+/// A GPU that writes down what it is asked to do.
+struct Recorder {
+    device: CudaDevice,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Device for Recorder {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+    fn caps(&self) -> Caps {
+        self.device.caps()
+    }
+    fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
+        self.device.alloc(spec)
+    }
+    fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
+        self.device.spec(buf)
+    }
+    fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
+        let mut seen = self.seen.lock().unwrap();
+        seen.done |= matches!(cmd, Cmd::SumSquares { .. });
+        if !seen.done {
+            seen.list.push(cmd.clone());
+        }
+        self.device.issue(cmd)
+    }
+    fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.device.write(buf, bytes)
+    }
+    fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read(buf, bytes)
+    }
+    fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
+        self.device.poison(buf)
+    }
+    fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
+        let graph = self.device.instantiate(cmds)?;
+        self.seen.lock().unwrap().shapes.push(self.device.graph_shape(graph)?);
+        Ok(graph)
+    }
+    fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+        self.device.launch(graph)
+    }
+    fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+        self.device.drop_graph(graph)
+    }
+}
+
+/// A step up to its measurement is one graph; every later step launches it. Gradients that are added in place give the bits
+/// of those that are copied and then summed.
+#[test]
+fn a_replayed_step_gives_the_bits_of_the_eager_one() {
+    if !there_is_a_gpu() {
+        return;
+    }
+    for (recipe, gradients) in RECIPES.into_iter().flat_map(|recipe| PLACEMENTS.map(|placement| (recipe, placement))) {
+        let config = model(recipe);
+        let mut eager = solo(&config, Gradients::Copied);
+        let want: Vec<(Vec<f64>, Values)> = (0..STEPS)
+            .map(|step| {
+                eager.step(&batch(&config, step, MICROBATCHES));
+                (eager.shard.losses().unwrap(), eager.shard.export().unwrap())
+            })
+            .collect();
+        for lanes in [1, 4] {
+            let seen = Arc::new(Mutex::new(Seen::default()));
+            let device = CudaDevice::with_lanes(0, lanes).unwrap();
+            let device = Box::new(Recorder { device, seen: seen.clone() });
+            let mut solo = Solo::with_device(&config, &[config.layers], MICROBATCHES, OPTIM, gradients, device);
+            *seen.lock().unwrap() = Seen::default(); // a step begins after the prologue
+            solo.step(&batch(&config, 0, MICROBATCHES));
+            let list = std::mem::take(&mut seen.lock().unwrap().list);
+            assert!(list.len() > 300, "{} commands", list.len());
+            let before = solo.shard.export().unwrap();
+            let graph = solo.shard.device().instantiate(list.clone()).unwrap();
+            let again = solo.shard.device().instantiate(list).unwrap();
+            same(&before, &solo.shard.export().unwrap(), "making a graph changes nothing");
+            solo.shard.device().drop_graph(again).unwrap();
+            assert_eq!(solo.shard.device().launch(again), Err(DeviceError::UnknownGraph(again)));
+            {
+                let shapes = &seen.lock().unwrap().shapes;
+                assert_eq!(shapes[0], shapes[1], "capturing twice gives the same graph");
+                println!("{recipe}, {gradients:?}, {lanes} lanes: {:?}", shapes[0]);
+            }
+            for step in 1..STEPS {
+                let what = format!("{recipe}, {gradients:?}, {lanes} lanes, step {step}");
+                solo.shard.load(&batch(&config, step, MICROBATCHES)).unwrap();
+                solo.shard.device().launch(graph).unwrap();
+                let measured = solo.shard.measure().unwrap();
+                assert!(solo.shard.settle(&[measured]).unwrap().commit, "{what}");
+                solo.shard.commit().unwrap();
+                let (losses, values) = &want[step as usize];
+                assert_eq!(solo.shard.losses().unwrap(), *losses, "{what}");
+                same(values, &solo.shard.export().unwrap(), &what);
+            }
+        }
+    }
+}
+
+/// Chains that share a GPU but no data, with a command that reads all of them: in whichever lane they run, and however
+/// often, the sums are those of the commands one by one; a reader in the stream of commands never sees an older launch.
+#[test]
+fn lanes_keep_their_orders_and_launches_wait_at_both_ends() {
+    let Some(mut pair) = Pair::new() else { return };
+    use qeffect_core::dtype::Dtype;
+    let (rows, cols) = (256, 1024);
+    let start: Vec<Buf> = (0..6).map(|_| pair.master("start", rows, cols)).collect();
+    let mut list = Vec::new();
+    let mut ends = Vec::new();
+    for first in &start {
+        let mut at = *first;
+        for link in 0..5 {
+            let next = pair.empty("link", Dtype::F32, rows, cols);
+            let slots = if link % 2 == 0 { vec![at, *first] } else { vec![*first, at, at] };
+            list.push(Cmd::SumSlots { slots: slots.into(), out: next });
+            at = next;
+        }
+        ends.push(at);
+    }
+    let total = pair.empty("total", Dtype::F32, rows, cols);
+    list.push(Cmd::SumSlots { slots: ends.into(), out: total });
+    let copy = pair.empty("copy", Dtype::F32, rows, cols);
+    let graphs = [pair.cpu.instantiate(list.clone()).unwrap(), pair.gpu.instantiate(list).unwrap()];
+    for round in 0..50 {
+        // The stream of commands writes before a launch what the launch reads, and reads after it what it wrote.
+        let feed = Cmd::Fill { dst: start[round % 6], value: round as f32 };
+        pair.issue(feed);
+        pair.cpu.launch(graphs[0]).unwrap();
+        pair.gpu.launch(graphs[1]).unwrap();
+        pair.issue(Cmd::Copy { src: total, dst: copy });
+        if round % 10 == 9 {
+            pair.same(&format!("round {round}"), copy);
+        }
+    }
+    let shape = pair.gpu.graph_shape(graphs[1]).unwrap();
+    assert_eq!((shape.nodes, shape.kernels), (31, 31));
+}

@@ -1,0 +1,11 @@
+//! The cuda device against the cpu device, and its graphs against its own eager run. Without a GPU every test says that
+//! it was skipped.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod commands;
+mod graphs;
+mod products;
+mod rig;
+mod training;

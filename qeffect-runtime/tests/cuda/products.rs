@@ -1,0 +1,136 @@
+//! Matrix products on both devices: equal bit for bit where every sum is exact, within a bound otherwise.
+
+use qeffect_core::dtype::Dtype;
+use qeffect_core::fp8::Fp8 as Format;
+use qeffect_runtime::cmd::{Cmd, Operand};
+use qeffect_runtime::device::{Buf, Device};
+use qeffect_runtime::rng;
+
+use crate::rig::Pair;
+
+/// Small integers: products and sums are exact in every order.
+fn integers(seed: u64, n: usize) -> Vec<f32> {
+    (0..n as u64).map(|i| (rng::draw(&[seed, i]) % 9) as f32 - 4.0).collect()
+}
+
+fn codes(pair: &mut Pair, format: Format, cols: usize, values: &[f32]) -> Buf {
+    let bytes: Vec<u8> = values.iter().map(|x| format.encode(*x)).collect();
+    pair.bytes("codes", format.dtype(), values.len() / cols, cols, &bytes)
+}
+
+const SHAPES: [[usize; 3]; 4] = [[64, 128, 256], [32, 64, 32], [48, 80, 144], [128, 32, 1024]];
+
+#[test]
+fn fp8_products_with_exact_sums_give_the_same_bits() {
+    let Some(mut pair) = Pair::new() else { return };
+    // F, dI, and dW.
+    for (case, (left, right, out_type, with_bias)) in [
+        (Format::E4M3, Format::E4M3, Dtype::Bf16, true),
+        (Format::E5M2, Format::E4M3, Dtype::Bf16, false),
+        (Format::E5M2, Format::E4M3, Dtype::F32, false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for [m, n, k] in SHAPES {
+            // E5M2 has integers up to 8, E4M3 up to 16.
+            let (x, y) = (integers(case as u64, m * k), integers(case as u64 + 10, n * k));
+            let (a, b) = (codes(&mut pair, left, k, &x), codes(&mut pair, right, k, &y));
+            let (fa, fb) = (pair.f32("left factor", 1, &[0.5]), pair.f32("right factor", 1, &[0.25]));
+            let bias = with_bias.then(|| pair.bf16("bias", n, &integers(99, n)));
+            let out = pair.empty("out", out_type, m, n);
+            let a = Operand { buf: a, scale_inv: Some(fa), transposed: false };
+            let b = Operand { buf: b, scale_inv: Some(fb), transposed: true };
+            pair.issue(Cmd::Gemm { m, n, k, a, b, bias, out, accumulate: false });
+            pair.same(&format!("{left:?} × {right:?}, {m} × {n} × {k}"), out);
+        }
+    }
+}
+
+#[test]
+fn bf16_products_with_exact_sums_give_the_same_bits_whichever_way_operands_are_stored() {
+    let Some(mut pair) = Pair::new() else { return };
+    for (case, out_type) in [Dtype::Bf16, Dtype::F32].into_iter().enumerate() {
+        for [m, n, k] in SHAPES {
+            for (first, second) in [(false, true), (false, false), (true, false), (true, true)] {
+                let (x, y) = (integers(case as u64, m * k), integers(case as u64 + 10, n * k));
+                let a = pair.bf16("a", if first { m } else { k }, &x);
+                let b = pair.bf16("b", if second { k } else { n }, &y);
+                let bias = (out_type == Dtype::Bf16).then(|| pair.bf16("bias", n, &integers(99, n)));
+                let out = pair.empty("out", out_type, m, n);
+                let a = Operand { buf: a, scale_inv: None, transposed: first };
+                let b = Operand { buf: b, scale_inv: None, transposed: second };
+                pair.issue(Cmd::Gemm { m, n, k, a, b, bias, out, accumulate: false });
+                pair.same(&format!("{m} × {n} × {k}, transposed {first} {second}"), out);
+            }
+        }
+    }
+}
+
+/// On the GPU alone, with numbers whose sums are not exact: adding in place is a product, rounded to a float, and a sum.
+#[test]
+fn adding_a_product_is_a_product_and_a_sum_bit_for_bit() {
+    let Some(mut pair) = Pair::new() else { return };
+    for [m, n, k] in [[64, 128, 256], [48, 80, 144], [512, 512, 64], [256, 1024, 2048]] {
+        for fp8 in [true, false] {
+            let (x, y) = (pair.normal(m * k), pair.normal(n * k));
+            let (a, b) = match fp8 {
+                true => (codes(&mut pair, Format::E5M2, k, &x), codes(&mut pair, Format::E4M3, k, &y)),
+                false => (pair.bf16("a", m, &x), pair.bf16("b", n, &y)),
+            };
+            let [fa, fb] = [0.31, 1.7].map(|x| fp8.then(|| pair.f32("factor", 1, &[x])));
+            let a = Operand { buf: a, scale_inv: fa, transposed: !fp8 };
+            let b = Operand { buf: b, scale_inv: fb, transposed: fp8 };
+            let [held, sum] = [0; 2].map(|_| pair.empty("out", Dtype::F32, m, n));
+            let product = pair.empty("product", Dtype::F32, m, n);
+            let start = pair.master("start", m, n);
+            let gemm = |out, accumulate| Cmd::Gemm { m, n, k, a, b, bias: None, out, accumulate };
+            for cmd in [
+                Cmd::Copy { src: start, dst: held },
+                gemm(held, true),
+                gemm(product, false),
+                Cmd::SumSlots { slots: vec![start, product].into(), out: sum },
+            ] {
+                pair.gpu.issue(&cmd).unwrap();
+            }
+            let (held, sum) = (pair.read(held)[1].clone(), pair.read(sum)[1].clone());
+            assert!(held == sum, "{m} × {n} × {k}, FP8: {fp8}");
+        }
+    }
+}
+
+#[test]
+fn products_of_other_numbers_are_near() {
+    let Some(mut pair) = Pair::new() else { return };
+    for [m, n, k] in SHAPES {
+        let (x, y) = (pair.normal(m * k), pair.normal(n * k));
+        let (fa, fb) = (pair.f32("left factor", 1, &[0.31]), pair.f32("right factor", 1, &[1.7]));
+        // Fast accumulation keeps fewer bits of its sums; exact sums differ by their order alone.
+        for (left, out_type, bound) in
+            [(Format::E4M3, Dtype::Bf16, 5e-3), (Format::E5M2, Dtype::Bf16, 3e-3), (Format::E5M2, Dtype::F32, 2e-4)]
+        {
+            let (a, b) = (codes(&mut pair, left, k, &x), codes(&mut pair, Format::E4M3, k, &y));
+            let out = pair.empty("out", out_type, m, n);
+            let a = Operand { buf: a, scale_inv: Some(fa), transposed: false };
+            let b = Operand { buf: b, scale_inv: Some(fb), transposed: true };
+            pair.issue(Cmd::Gemm { m, n, k, a, b, bias: None, out, accumulate: false });
+            pair.near(&format!("{left:?}, {m} × {n} × {k} → {out_type}"), out, bound);
+        }
+    }
+}
+
+#[test]
+fn what_fp8_cannot_take_is_refused() {
+    let Some(mut pair) = Pair::new() else { return };
+    let (m, n, k) = (16, 16, 24);
+    let (a, b) =
+        (codes(&mut pair, Format::E4M3, k, &[1.0; 16 * 24]), codes(&mut pair, Format::E4M3, k, &[1.0; 16 * 24]));
+    let factor = Some(pair.f32("factor", 1, &[1.0]));
+    let out = pair.empty("out", Dtype::Bf16, m, n);
+    let operand = |buf, transposed| Operand { buf, scale_inv: factor, transposed };
+    let cmd = |a, b| Cmd::Gemm { m, n, k, a, b, bias: None, out, accumulate: false };
+    let found = pair.gpu.issue(&cmd(operand(a, false), operand(b, true))).unwrap_err().to_string();
+    assert!(found.contains("`depth` is 24; FP8 needs a multiple of 16"), "{found}");
+    let found = pair.gpu.issue(&cmd(operand(a, true), operand(b, true))).unwrap_err().to_string();
+    assert!(found.contains("terms of a sum side by side"), "{found}");
+}
