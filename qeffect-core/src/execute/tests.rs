@@ -222,7 +222,7 @@ fn plans_that_break_the_contract_are_refused_before_the_action() {
         ("refresh0 0F0 0>0 0>0", Code::MessageDoubled, "begin refresh F0 send0"),
         ("refresh0 0<0 0<0", Code::MessageDoubled, "begin refresh wait0"),
         ("refresh0 0F0 0<0", Code::MessageEarly, "begin refresh F0"),
-        ("refresh0 0R0", Code::TapeBeforeForward, "begin refresh"),
+        ("refresh0 0R0", Code::RecomputeMisplaced, "begin refresh"),
     ] {
         let mut rig = Rig::new(1);
         assert_eq!(code(rig.run(text)), want, "{text}");
