@@ -81,6 +81,7 @@ fn a_destination_is_bound_once_and_shared_with_nothing() {
     assert_eq!((arena.state(0), arena.state(1)), (Some(State::Bound), Some(State::Unbound)));
 }
 
+// case B13: the write that comes first overwrites, every other one adds.
 #[test]
 fn the_first_executed_write_initialises_whichever_it_is() {
     for order in [[0, 1, 2], [2, 0, 1], [1, 2, 0]] {
