@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::Parser;
 use qeffect::core::bind::GradientChoice;
 use qeffect::core::recipe::Recipe;
+use qeffect::runtime::capture::CaptureMode;
+use qeffect::runtime::session::OnNonFinite;
 use qeffect::schedules::{Entry, library};
 use qeffect::train::{Config, Data, Model, Optimizer, Pipeline, Run};
 
@@ -70,6 +72,15 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 
+    /// How actions reach the device: eager, action (a list of commands per action) or step (one program per rank and
+    /// step); the numbers are the same
+    #[arg(long, default_value_t)]
+    pub capture: CaptureMode,
+
+    /// What follows a step that met a value that is not finite, which has changed nothing: stop or skip
+    #[arg(long, default_value_t)]
+    pub on_nonfinite: OnNonFinite,
+
     /// Folder for metrics and plots
     #[arg(long, default_value = "runs")]
     pub out: PathBuf,
@@ -97,6 +108,8 @@ impl Args {
                 out: self.out.clone(),
                 evaluations: self.evaluations,
                 sample: self.sample,
+                capture: self.capture,
+                on_nonfinite: self.on_nonfinite,
                 ..Run::default()
             },
         }

@@ -63,6 +63,13 @@ pub trait Execute {
     /// W: consumes the work of one microbatch, or of a coalesced group. No token in reach.
     fn weight_grad(&mut self, works: std::vec::Drain<'_, (Site, Self::Work)>) -> Result<(), Self::Error>;
 
+    /// B: I and W as one action.
+    fn full_backward(&mut self, at: Site, tape: Self::Tape, token: Token<Bwd>) -> Result<Token<Bwd>, Self::Error> {
+        let (work, token) = self.input_grad(at, tape, token)?;
+        self.weight_grad(vec![(at, work)].drain(..))?;
+        Ok(token)
+    }
+
     /// Sends what F or I of this port made; does not wait for the receiver.
     fn send(&mut self, port: Port) -> Result<(), Self::Error>;
 
@@ -81,11 +88,15 @@ pub trait Execute {
     /// Rolls of a stage since start, counted by the state itself and not by tokens.
     fn rolls(&self, stage: Stage) -> Rolls;
 
-    /// Gathers norm and finite flag over all ranks; the same verdict on every rank.
-    fn agree(&mut self) -> Result<Verdict, Self::Error>;
+    /// Gathers norm and finite flag over all ranks, to where [`commit`](Execute::commit) finds them.
+    fn agree(&mut self) -> Result<(), Self::Error>;
 
-    /// The optimizer step.
+    /// The optimizer step. If a value was not finite it changes nothing, and puts back what [`begin`](Execute::begin)
+    /// saw: device code decides, since a captured step has no host in it.
     fn commit(&mut self) -> Result<(), Self::Error>;
+
+    /// What the ranks agreed on, the same on every rank; asked once, after commit. Counts kept on the host follow it.
+    fn verdict(&mut self) -> Result<Verdict, Self::Error>;
 
     /// Puts back the state that [`begin`](Execute::begin) saw, and drops everything in flight.
     fn abort(&mut self);
@@ -210,12 +221,14 @@ pub fn run_rank<E: Execute>(
     held.reset(ledger.pool().len());
     let step = ledger.step();
     let result = Walk { nodes, mode, step, ledger: &mut *ledger, held: &mut *held, executor: &mut *executor }.run();
-    if !matches!(result, Ok(None | Some(Verdict::Good))) {
+    let outcome =
+        result.and_then(|verdict| Ok(StepOutcome { step, epoch: ledger.epoch()?, verdict, peaks: ledger.peaks() }));
+    if outcome.is_err() {
         executor.abort();
         ledger.abort_step();
         held.reset(0);
     }
-    result.map(|verdict| StepOutcome { step, epoch: ledger.epoch(), verdict, peaks: ledger.peaks() })
+    outcome
 }
 
 struct Walk<'a, E: Execute> {
@@ -233,7 +246,6 @@ impl<E: Execute> Walk<'_, E> {
     fn run(&mut self) -> Walked<E, Option<Verdict>> {
         let action = if self.mode == Mode::Train { Action::Step } else { Action::Evaluation };
         self.executor.begin(self.step, self.mode).map_err(|error| StepError::Failed { action, error })?;
-        let mut verdict = None;
         let mut committed = false;
         let mut at = 0;
         while let Some(node) = self.nodes.get(at) {
@@ -244,8 +256,7 @@ impl<E: Execute> Walk<'_, E> {
                     self.weight_grad(node, at..at + joins)?;
                     at += joins;
                 }
-                Op::Agree => verdict = Some(self.agree(node)?),
-                Op::Commit if verdict == Some(Verdict::Skip) => return Ok(verdict),
+                Op::Agree => self.agree(node)?,
                 Op::Commit => {
                     self.commit(node)?;
                     committed = true;
@@ -254,11 +265,17 @@ impl<E: Execute> Walk<'_, E> {
             }
         }
         match self.mode {
-            Mode::Evaluate { .. } => self.ledger.end_evaluation()?,
-            Mode::Train if !committed => return Err(self.uncommitted().into()),
-            Mode::Train => {}
+            Mode::Evaluate { .. } => {
+                self.ledger.end_evaluation()?;
+                Ok(None)
+            }
+            Mode::Train if !committed => Err(self.uncommitted().into()),
+            Mode::Train => {
+                let verdict = self.executor.verdict().map_err(|error| StepError::Failed { action, error })?;
+                self.ledger.settle(verdict)?;
+                Ok(Some(verdict))
+            }
         }
-        Ok(verdict)
     }
 
     fn node(&mut self, node: &Node) -> Walked<E> {
@@ -319,9 +336,7 @@ impl<E: Execute> Walk<'_, E> {
     fn full_backward(&mut self, node: &Node) -> Walked<E> {
         let (reference, tape) = self.tape(node)?;
         let (pending, token) = self.ledger.begin_full_backward(node.stage, node.microbatch, reference)?;
-        let (work, token) = self.executor.input_grad(pending.site(), tape, token).map_err(|e| failed(node, e))?;
-        self.held.group.push((pending.site(), work));
-        self.executor.weight_grad(self.held.group.drain(..)).map_err(|e| failed(node, e))?;
+        let token = self.executor.full_backward(pending.site(), tape, token).map_err(|e| failed(node, e))?;
         pending.finish(token)?;
         Ok(())
     }
@@ -374,11 +389,11 @@ impl<E: Execute> Walk<'_, E> {
         Ok(())
     }
 
-    fn agree(&mut self, node: &Node) -> Walked<E, Verdict> {
+    fn agree(&mut self, node: &Node) -> Walked<E> {
         let pending = self.ledger.begin_agree(|stage| self.executor.rolls(stage))?;
-        let verdict = self.executor.agree().map_err(|e| failed(node, e))?;
-        pending.finish(verdict);
-        Ok(verdict)
+        self.executor.agree().map_err(|e| failed(node, e))?;
+        pending.finish();
+        Ok(())
     }
 
     fn commit(&mut self, node: &Node) -> Walked<E> {

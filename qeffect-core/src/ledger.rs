@@ -6,11 +6,15 @@
 //! transition that is dropped instead has changed nothing, but its references are gone and the rank
 //! accepts nothing more until [`abort_step`](Ledger::abort_step) puts back the step's start.
 //!
-//! A step is `begin_step`, its actions, `agree`, `commit`. The step counter counts attempts; the
-//! weights' epoch counts good commits.
+//! A step is `begin_step`, its actions, `agree`, `commit`, and then [`settle`](Ledger::settle): commit is gated on the
+//! device, so until the verdict is known the step is *provisional*, and nothing may read what it has decided. A step
+//! that is replayed as a whole is one transaction instead, [`begin_replay`](Ledger::begin_replay), settled alike. The
+//! step counter counts attempts; the weights' epoch counts good commits.
 
+mod checks;
 mod error;
 mod pending;
+mod replay;
 mod stage;
 #[cfg(test)]
 mod tests;
@@ -20,15 +24,16 @@ pub use pending::{
     Agree, Commit, Evaluate, Forward, FullBackward, InputGrad, Message, Pending, Recompute, Reduce, Refresh, Site,
     WeightGrad,
 };
+pub use replay::StepEffects;
 pub use stage::{Rolls, StageContract};
 
 use crate::code::Code;
 use crate::ids::{Microbatch, Rank, Stage};
 use crate::plan::{Direction, Op, Peaks};
-use crate::slots::{SlotError, SlotPool};
-use crate::tape::{TapeKey, TapeRef, WorkRef};
+use crate::slots::SlotPool;
+use crate::tape::{TapeRef, WorkRef};
 use crate::token::{Bwd, Fwd, Token};
-use crate::version::{Stale, WeightVersion};
+use crate::version::WeightVersion;
 use stage::{StageState, did};
 
 /// What all ranks agree on before commit.
@@ -43,7 +48,11 @@ pub enum Verdict {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Quiescent,
-    Training { agreed: Option<Verdict> },
+    Training {
+        agreed: bool,
+    },
+    /// Committed as far as the verdict allows, which is not known yet.
+    Provisional,
     Evaluating,
 }
 
@@ -104,14 +113,15 @@ impl Ledger {
     /// Attempt number of the step that runs, or of the next one.
     pub const fn step(&self) -> u64 {
         match self.phase {
-            Phase::Training { .. } => self.attempts - 1,
+            Phase::Training { .. } | Phase::Provisional => self.attempts - 1,
             _ => self.attempts,
         }
     }
 
-    /// Good commits (e_W).
-    pub const fn epoch(&self) -> u64 {
-        self.commits
+    /// Good commits (e_W). Refused while a step is provisional.
+    pub fn epoch(&self) -> Result<u64, LedgerError> {
+        self.known()?;
+        Ok(self.commits)
     }
 
     /// The slots.
@@ -124,9 +134,10 @@ impl Ledger {
         self.peaks
     }
 
-    /// The version of a stage's weights, if the rank holds it.
-    pub fn version(&self, stage: Stage) -> Option<WeightVersion> {
-        self.find(stage).map(|s| s.version)
+    /// The version of a stage's weights, if the rank holds it. Refused while a step is provisional.
+    pub fn version(&self, stage: Stage) -> Result<Option<WeightVersion>, LedgerError> {
+        self.known()?;
+        Ok(self.find(stage).map(|s| s.version))
     }
 
     /// Rolls of a stage by its tokens.
@@ -148,6 +159,7 @@ impl Ledger {
         let found = match self.phase {
             Phase::Quiescent => self.live_keys(),
             Phase::Training { .. } => format!("step {} running", self.step()),
+            Phase::Provisional => self.provisional(),
             Phase::Evaluating => "an evaluation running".into(),
         };
         Err(self.refuse(Code::NotQuiescent, action, "finds the rank at work", "a quiescent rank", found))
@@ -160,7 +172,7 @@ impl Ledger {
             stage.begin(self.microbatches);
         }
         self.peaks = Peaks::default();
-        self.phase = Phase::Training { agreed: None };
+        self.phase = Phase::Training { agreed: false };
         self.attempts += 1;
         Ok(self.step())
     }
@@ -404,227 +416,42 @@ impl Ledger {
         self.training(action)?;
         self.complete(action)?;
         for state in &self.stages {
-            let (tokens, counted) = (state.rolls(), counted(state.stage()));
-            if tokens != counted {
-                let fault = format!("finds the state of stage {} moved otherwise than its tokens", state.stage());
-                let expected = format!("{} forward and {} backward rolls", tokens.forward, tokens.backward);
-                let found = format!("{} and {}", counted.forward, counted.backward);
-                return Err(self.refuse(Code::TokenOutOfOrder, action, fault, expected, found));
-            }
+            self.same_rolls(action, state, counted(state.stage()))?;
         }
         Ok(self.pend(action, Agree))
     }
 
-    /// `commit`: the optimizer step of the rank, after a good verdict.
+    /// `commit`: the optimizer step of the rank, gated by what all ranks agreed on.
     pub fn begin_commit(&mut self) -> Begun<'_, Commit> {
         let action = Action::of(Op::Commit, Stage(0), Microbatch(0));
         self.settled(action)?;
         self.complete(action)?;
         match self.phase {
-            Phase::Training { agreed: Some(Verdict::Good) } => Ok(self.pend(action, Commit)),
+            Phase::Training { agreed: true } => Ok(self.pend(action, Commit)),
             phase => {
                 let found = match phase {
-                    Phase::Training { agreed: None } => "no agree in this step",
-                    Phase::Training { .. } => "an agree to skip the step",
-                    _ => "no step running",
+                    Phase::Training { .. } => "no agree in this step".into(),
+                    Phase::Provisional => self.provisional(),
+                    _ => "no step running".into(),
                 };
                 let fault = "runs without the consent of all ranks";
-                Err(self.refuse(Code::CommitWithWork, action, fault, "a good agree", found))
+                Err(self.refuse(Code::CommitWithWork, action, fault, "an agree", found))
             }
         }
     }
 
-    // --- checks ---------------------------------------------------------------------------------
-
-    fn find(&self, stage: Stage) -> Option<&StageState> {
-        self.stages.iter().find(|s| s.stage() == stage)
-    }
-
-    fn locate(&self, action: Action, stage: Stage) -> Result<usize, LedgerError> {
-        self.stages.iter().position(|s| s.stage() == stage).ok_or_else(|| self.wrong_rank(action))
-    }
-
-    fn locate_microbatch(&self, action: Action, stage: Stage, microbatch: Microbatch) -> Result<usize, LedgerError> {
-        let at = self.locate(action, stage)?;
-        let count = self.stages[at].microbatches();
-        if microbatch.0 < count {
-            return Ok(at);
+    /// The verdict of the provisional step: a good one makes it final, any other puts back its start. Returns e_W.
+    pub fn settle(&mut self, verdict: Verdict) -> Result<u64, LedgerError> {
+        self.settled(Action::Step)?;
+        if self.phase != Phase::Provisional {
+            let fault = "is settled before its commit";
+            return Err(self.refuse(Code::CommitWithWork, Action::Step, fault, "a provisional step", "none"));
         }
-        let fault = "names a microbatch that does not exist";
-        Err(self.refuse(Code::OutOfRange, action, fault, format!("below {count}"), microbatch.to_string()))
-    }
-
-    /// Nothing begun is unfinished.
-    fn settled(&self, action: Action) -> Result<(), LedgerError> {
-        match self.pending {
-            None => Ok(()),
-            Some(pending) => {
-                let found = format!("{pending} begun and not finished; abort the step");
-                Err(self.refuse(Code::NotQuiescent, action, "begins too early", "nothing pending", found))
-            }
+        match verdict {
+            Verdict::Good => self.commits += 1,
+            Verdict::Skip => self.stages.iter_mut().for_each(StageState::restore),
         }
-    }
-
-    /// A training step runs, and its numbers are still open.
-    fn training(&self, action: Action) -> Result<(), LedgerError> {
-        match self.phase {
-            Phase::Training { agreed: None } => Ok(()),
-            Phase::Training { .. } => {
-                let fault = "runs between agree and commit";
-                Err(self.refuse(Code::CommitWithWork, action, fault, "commit", "more work"))
-            }
-            _ => Err(self.refuse(Code::NotQuiescent, action, "runs outside a step", "a training step", "none")),
-        }
-    }
-
-    fn enter_compute(&self, action: Action, stage: Stage, microbatch: Microbatch) -> Result<usize, LedgerError> {
-        self.settled(action)?;
-        let at = self.locate_microbatch(action, stage, microbatch)?;
-        self.stages[at].version.require_current().map_err(|e| self.stale(action, e))?;
-        self.training(action)?;
-        Ok(at)
-    }
-
-    fn enter_backward(
-        &mut self,
-        action: Action,
-        stage: Stage,
-        microbatch: Microbatch,
-        tape: &TapeRef,
-    ) -> Result<(usize, Site, Token<Bwd>, u64), LedgerError> {
-        let at = self.enter_compute(action, stage, microbatch)?;
-        let site = self.site(stage, microbatch, tape.slot());
-        self.pool.check_tape(tape, &site.key).map_err(|e| self.slot(action, e))?;
-        let token = self.stages[at].backward.take().ok_or_else(|| self.tokenless(action))?;
-        let peaks = Peaks { slots: self.pool.live(), tapes: self.pool.tapes(), works: self.pool.works() + 1 };
-        self.raise(peaks);
-        let rolls = token.rolls() + u64::from(self.stages[at].contract.backward_rolls);
-        Ok((at, site, token, rolls))
-    }
-
-    fn enter_weight_grad(
-        &self,
-        action: Action,
-        stage: Stage,
-        microbatch: Microbatch,
-        work: &WorkRef,
-    ) -> Result<(usize, Site), LedgerError> {
-        self.settled(action)?;
-        let at = self.locate_microbatch(action, stage, microbatch)?;
-        self.training(action)?;
-        let site = self.site(stage, microbatch, work.slot());
-        self.pool.check_work(work, &site.key).map_err(|e| self.slot(action, e))?;
-        Ok((at, site))
-    }
-
-    fn enter_message(&self, action: Action, stage: Stage, microbatch: Microbatch) -> Result<usize, LedgerError> {
-        self.settled(action)?;
-        let at = self.locate_microbatch(action, stage, microbatch)?;
-        if self.phase != Phase::Evaluating {
-            self.training(action)?;
-        }
-        Ok(at)
-    }
-
-    /// No live record, every contribution made, every reduction finished.
-    fn complete(&self, action: Action) -> Result<(), LedgerError> {
-        if self.pool.live() > 0 {
-            let fault = "runs while work is in flight";
-            return Err(self.refuse(Code::CommitWithWork, action, fault, "no live record", self.live_keys()));
-        }
-        if !matches!(self.phase, Phase::Training { .. }) {
-            return Ok(()); // refused by the caller
-        }
-        for state in &self.stages {
-            if let Some(m) = state.first_without(did::ALL) {
-                let fault = format!("runs before stage {} has the gradient of microbatch {m}", state.stage());
-                let expected = format!("{} contributions", state.microbatches());
-                return Err(self.refuse(
-                    Code::ArenaMissing,
-                    action,
-                    fault,
-                    expected,
-                    state.count(did::ALL).to_string(),
-                ));
-            }
-        }
-        for state in &self.stages {
-            if !state.reduced {
-                let fault = format!("runs before reduce({})", state.stage());
-                return Err(self.refuse(Code::CommitWithWork, action, fault, "final gradients", "open ones"));
-            }
-        }
-        Ok(())
-    }
-
-    fn site(&self, stage: Stage, microbatch: Microbatch, slot: u32) -> Site {
-        Site { key: TapeKey::stage(self.step(), stage, microbatch), slot }
-    }
-
-    fn pend<T>(&mut self, action: Action, transition: T) -> Pending<'_, T> {
-        self.pending = Some(action);
-        Pending::new(self, transition)
-    }
-
-    fn raise(&mut self, now: Peaks) {
-        let peaks = &mut self.peaks;
-        peaks.slots = peaks.slots.max(now.slots);
-        peaks.tapes = peaks.tapes.max(now.tapes);
-        peaks.works = peaks.works.max(now.works);
-    }
-
-    // --- refusals -------------------------------------------------------------------------------
-
-    fn refuse(
-        &self,
-        code: Code,
-        action: Action,
-        fault: impl Into<String>,
-        expected: impl Into<String>,
-        found: impl Into<String>,
-    ) -> LedgerError {
-        LedgerError {
-            code,
-            rank: self.rank,
-            step: self.step(),
-            action,
-            fault: fault.into(),
-            expected: expected.into(),
-            found: found.into(),
-        }
-    }
-
-    fn slot(&self, action: Action, error: SlotError) -> LedgerError {
-        self.refuse(error.code(), action, error.to_string(), "", "")
-    }
-
-    fn stale(&self, action: Action, stale: Stale) -> LedgerError {
-        self.refuse(Code::StaleCache, action, "reads a stale weight cache", "e_C = e_W", stale.to_string())
-    }
-
-    fn tokenless(&self, action: Action) -> LedgerError {
-        let fault = "moves state whose token is lost";
-        self.refuse(Code::TokenOutOfOrder, action, fault, "the token of the stage", "none")
-    }
-
-    fn wrong_rank(&self, action: Action) -> LedgerError {
-        let held: Vec<String> = self.stages.iter().map(|s| s.stage().to_string()).collect();
-        let found = format!("stages {}", held.join(", "));
-        self.refuse(
-            Code::WrongRank,
-            action,
-            "runs on a rank that does not hold its stage",
-            "a stage of this rank",
-            found,
-        )
-    }
-
-    fn live_keys(&self) -> String {
-        let mut keys: Vec<String> = self.pool.keys().take(4).map(|(slot, key)| format!("slot {slot}: {key}")).collect();
-        let more = self.pool.live() as usize - keys.len();
-        if more > 0 {
-            keys.push(format!("and {more} more"));
-        }
-        keys.join("; ")
+        self.phase = Phase::Quiescent;
+        Ok(self.commits)
     }
 }

@@ -156,6 +156,17 @@ impl SlotPool {
         self.slots.get(slot as usize).map(|s| s.generation)
     }
 
+    /// A pool with the same generations and nothing live.
+    pub(crate) fn at_rest(&self) -> SlotPool {
+        let slots = self.slots.iter().map(|slot| Slot { generation: slot.generation, record: None }).collect();
+        SlotPool { slots, live: 0, tapes: 0 }
+    }
+
+    /// Every slot was leased and released so often.
+    pub(crate) fn advance(&mut self, leases: &[u64]) {
+        self.slots.iter_mut().zip(leases).for_each(|(slot, leases)| slot.generation += leases);
+    }
+
     /// Whether `key` could be leased `slot` now.
     pub fn check_lease(&self, key: &TapeKey, slot: u32) -> Result<(), SlotError> {
         let Some(place) = self.slots.get(slot as usize) else {

@@ -31,6 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         coalesce: 1,
         data_parallel: 1,
         tokens: config.tokens(),
+        rank: 0,
         ranks: 1,
         optim: OptimConfig { steps: STEPS + 1, ..OptimConfig::default() },
         norm: config.norm_plan()?,
@@ -64,8 +65,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             tokens = (Some(fwd), Some(bwd));
         }
         shard.reduce(STAGE)?;
-        let measured = shard.measure()?;
-        shard.settle(&[measured])?;
+        shard.measure()?;
+        let measured = shard.offer()?;
+        shard.accept(&[measured])?;
+        shard.settle()?;
         shard.commit()?;
     }
     let seconds = start.elapsed().as_secs_f64() / STEPS as f64;

@@ -71,6 +71,14 @@ pub enum Error {
         /// Why.
         source: Box<Error>,
     },
+    /// A step met a value that is not finite. Nothing has changed but the step counter.
+    #[error("step {step}: {what}; nothing has changed")]
+    NotFinite {
+        /// Attempt number of the step.
+        step: u64,
+        /// What was not finite, as far as it is known.
+        what: String,
+    },
     /// A rank panicked: a fault of this crate or of an op.
     #[error("a panic: {0}")]
     Panic(String),

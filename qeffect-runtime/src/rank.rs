@@ -1,30 +1,27 @@
-//! One rank: its shard, its ledger, and the executor that the driver calls for each node of the plan.
-//!
-//! The executor moves tensors between stages and knows nothing of what they mean. Between two stages of one rank a
-//! tensor is handed over in place; between ranks its bytes travel. A tensor that came by message holds its receive
-//! buffer until its consumer has run.
+//! One rank: its shard, its ledger, and the ways in which a pass is run: as code, or replayed.
 
 use std::time::{Duration, Instant};
 
 use qeffect_core::bind::Bound;
-use qeffect_core::code::Code;
-use qeffect_core::dtype::Dtype;
-use qeffect_core::execute::{Execute, Held, Mode, Port, StepError, StepOutcome, run_rank};
-use qeffect_core::ids::{Microbatch, Rank, Stage as StageId};
-use qeffect_core::ledger::{Ledger, Rolls, Site, Verdict};
-use qeffect_core::plan::{Direction, Plan};
-use qeffect_core::token::{Bwd, Fwd, Token};
+use qeffect_core::execute::{Held, Mode, StepError, StepOutcome, run_rank};
+use qeffect_core::ids::{Rank, Stage as StageId};
+use qeffect_core::ledger::{Action, Ledger, StepEffects, Verdict};
+use qeffect_core::plan::Plan;
 use qeffect_core::version::WeightVersion;
 
-use crate::act::Act;
+use crate::capture::CaptureMode;
+use crate::capture::program::{Captured, Programs};
+use crate::capture::record::Trace;
+use crate::capture::replay::{Replayer, play};
 use crate::data::Windows;
 use crate::error::{Error, Result};
-use crate::optim::Measured;
+use crate::executor::{Executor, Mail, Outlet};
+use crate::optim::{self, Measured};
 use crate::pool::KeptBytes;
 use crate::shard::Shard;
 use crate::stage::Stage;
-use crate::transport::local::{Fabric, Link};
-use crate::transport::{Tag, TransportError};
+use crate::transport::local::Fabric;
+use crate::wire::Wire;
 
 /// A bound plan and what connects its ranks.
 pub(crate) struct Route {
@@ -36,34 +33,9 @@ impl Route {
     fn plan(&self) -> &Plan {
         &self.bound.checked().plan
     }
-}
 
-/// A tensor between its producer and its consumer.
-struct Parcel {
-    act: Act,
-    /// The receive buffer that it came in.
-    buffer: Option<Vec<u8>>,
-}
-
-/// Tensors on their way: per edge and microbatch.
-#[derive(Default)]
-struct Mail {
-    inbound: Vec<Vec<Option<Parcel>>>,
-    outbound: Vec<Vec<Option<Act>>>,
-}
-
-impl Mail {
-    fn reset(&mut self, edges: usize, microbatches: usize) {
-        self.inbound.resize_with(edges, Vec::new);
-        self.outbound.resize_with(edges, Vec::new);
-        for slots in &mut self.inbound {
-            slots.clear();
-            slots.resize_with(microbatches, || None);
-        }
-        for slots in &mut self.outbound {
-            slots.clear();
-            slots.resize(microbatches, None);
-        }
+    fn microbatches(&self) -> usize {
+        self.bound.facts().microbatches as usize
     }
 }
 
@@ -74,6 +46,8 @@ pub(crate) struct RankState<S: Stage> {
     ledger: Ledger,
     held: Held<S::Tape, S::Work>,
     mail: Mail,
+    /// The training step, if it is replayed.
+    captured: Option<Captured>,
     /// Why this rank can run nothing more.
     pub broken: Option<String>,
 }
@@ -85,6 +59,28 @@ pub(crate) struct Pass<'a> {
     pub batch: &'a [Windows],
     /// Keep the logits of every microbatch, and compute no loss.
     pub logits: bool,
+}
+
+/// What became of a pass, beside its outcome.
+#[derive(Default)]
+pub(crate) struct Aftermath {
+    /// The state of the step's start is saved.
+    pub began: bool,
+    /// State may have been changed for good: an error from here on cannot be put back.
+    pub unsure: bool,
+    pub verdict: Option<optim::Verdict>,
+    pub logits: Vec<Vec<f64>>,
+    /// What went wrong in an abort.
+    pub failure: Option<Error>,
+}
+
+impl Aftermath {
+    /// Asks the device what the ranks agreed on.
+    pub fn conclude<S: Stage>(&mut self, shard: &mut Shard<S>) -> Result<Verdict> {
+        let verdict = shard.verdict()?;
+        self.verdict = Some(verdict);
+        Ok(if verdict.commit { Verdict::Good } else { Verdict::Skip })
+    }
 }
 
 /// What one rank reports of a pass.
@@ -104,6 +100,10 @@ pub(crate) struct RankReport {
     pub arena_bytes: usize,
     /// Most bytes that each stage retained at once since start.
     pub kept: Vec<(StageId, KeptBytes)>,
+    /// Ranks that met a value that is not finite.
+    pub raised: Vec<Rank>,
+    /// Lists of commands that the step launched.
+    pub launches: usize,
 }
 
 impl<S: Stage> RankState<S> {
@@ -119,12 +119,17 @@ impl<S: Stage> RankState<S> {
         for stage in stages {
             ledger.fill(stage)?;
         }
-        Ok(RankState { rank, shard, ledger, held: Held::default(), mail: Mail::default(), broken: None })
+        let (held, mail) = (Held::default(), Mail::default());
+        Ok(RankState { rank, shard, ledger, held, mail, captured: None, broken: None })
     }
 
     /// Weight versions of the rank's stages.
-    pub fn versions(&self) -> Vec<(StageId, WeightVersion)> {
-        self.shard.stages().filter_map(|(id, _)| Some((id, self.ledger.version(id)?))).collect()
+    pub fn versions(&self) -> Result<Vec<(StageId, WeightVersion)>> {
+        let mut versions = Vec::new();
+        for (id, _) in self.shard.stages() {
+            versions.extend(self.ledger.version(id)?.map(|version| (id, version)));
+        }
+        Ok(versions)
     }
 
     /// Parameters were given new values: fills the cache anew.
@@ -136,287 +141,212 @@ impl<S: Stage> RankState<S> {
 
     /// Refuses unless nothing is in flight.
     pub fn quiescent(&self) -> Result<()> {
-        Ok(self.ledger.quiescent(qeffect_core::ledger::Action::Checkpoint)?)
+        Ok(self.ledger.quiescent(Action::Checkpoint)?)
+    }
+
+    /// Writes a training step down. Nothing is carried out, and nothing moves.
+    pub fn trace(&mut self, route: &Route) -> Result<(Trace, StepEffects)> {
+        let plan = route.plan();
+        let mut rehearsal = self.ledger.rehearsal()?;
+        self.mail.reset(plan.edges.len(), route.microbatches());
+        let mut after = Aftermath::default();
+        self.shard.start_trace();
+        let mut executor = Executor {
+            shard: &mut self.shard,
+            mail: &mut self.mail,
+            outlet: Outlet::Trace,
+            plan,
+            batch: &[],
+            logits: false,
+            after: &mut after,
+        };
+        let result = run_rank(plan.rank(self.rank), Mode::Train, &mut rehearsal, &mut self.held, &mut executor);
+        let trace = self.shard.stop_trace();
+        result.map_err(unwrap_step)?;
+        Ok((trace, self.ledger.effects_of(&rehearsal)?))
+    }
+
+    /// Makes the training step ready to be replayed.
+    pub fn capture(&mut self, route: &Route, mode: CaptureMode) -> Result<()> {
+        if mode == CaptureMode::Eager {
+            return Ok(());
+        }
+        let (trace, effects) = self.trace(route)?;
+        let rolls = self.shard.roll_counter();
+        self.captured = Captured::new(self.shard.device(), mode, trace, effects, rolls)?;
+        Ok(())
+    }
+
+    /// Writes the training step down for a list of all ranks, in which it will be replayed.
+    pub fn capture_joint(&mut self, route: &Route) -> Result<Trace> {
+        let (trace, effects) = self.trace(route)?;
+        let count = self.shard.roll_counter();
+        let rolls = trace.parts.iter().flat_map(|part| count(&part.entries)).collect();
+        self.captured = Some(Captured { effects, programs: Programs::Joint(rolls) });
+        Ok(trace)
+    }
+
+    fn usable(&self) -> Result<()> {
+        self.broken.as_ref().map_or(Ok(()), |reason| Err(Error::Broken(reason.clone())))
     }
 
     /// Runs this rank's part of a plan.
     pub fn run(&mut self, pass: &Pass<'_>) -> Result<RankReport> {
         let link = pass.route.fabric.link(self.rank);
-        if let Some(reason) = &self.broken {
-            return Err(Error::Broken(reason.clone()));
-        }
+        self.usable()?;
         let plan = pass.route.plan();
-        let microbatches = pass.route.bound.facts().microbatches as usize;
-        self.mail.reset(plan.edges.len(), microbatches);
-        let last = pass.route.bound.checked().schedule.placement.last() == Some(&self.rank);
-        let mut executor = Executor {
-            shard: &mut self.shard,
-            mail: &mut self.mail,
-            link: &link,
-            plan,
-            pass,
-            began: false,
-            committing: false,
-            waited: Duration::ZERO,
-            norm: f64::NAN,
-            logits: Vec::new(),
-            failure: None,
-        };
         let start = Instant::now();
-        let result = run_rank(plan.rank(self.rank), pass.mode, &mut self.ledger, &mut self.held, &mut executor);
-        let busy = start.elapsed().saturating_sub(executor.waited);
-        let Executor { norm, logits, failure, committing, .. } = executor;
-        if let Some(failure) = failure {
-            self.broken = Some(format!("rank {} could not put its state back: {failure}", self.rank));
-        } else if result.is_err() && committing {
-            self.broken = Some(format!("rank {} failed inside its commit", self.rank));
-        }
-        let outcome = match result {
-            Ok(outcome) => outcome,
-            Err(error) => {
-                let error = match error {
-                    StepError::Refused(error) => error.into(),
-                    StepError::Failed { action, error } => Error::Action { action, source: Box::new(error) },
+        let mut wire = Wire::new(&link, plan);
+        let mut after = Aftermath::default();
+        let nodes = plan.rank(self.rank);
+        let captured = self.captured.as_ref().filter(|_| pass.mode == Mode::Train);
+        let launches = captured.map_or(0, Captured::launches);
+        let result = match captured.map(|captured| (&captured.programs, &captured.effects)) {
+            Some((Programs::Actions(programs), _)) => {
+                let programs = programs.iter();
+                let (shard, after) = (&mut self.shard, &mut after);
+                let mut replayer = Replayer { shard, programs, wire: &mut wire, batch: pass.batch, after, step: 0 };
+                run_rank(nodes, pass.mode, &mut self.ledger, &mut Held::default(), &mut replayer)
+            }
+            Some((Programs::Step(program), effects)) => {
+                let (ledger, shard) = (&mut self.ledger, &mut self.shard);
+                replay(ledger, shard, effects, pass.batch, &mut after, |shard, step, after| {
+                    play(program, shard, &mut wire, step, after)
+                })
+            }
+            Some((Programs::Joint(_), _)) => {
+                return Err(Error::Config("the step is part of a list of all ranks".into()));
+            }
+            None => {
+                self.mail.reset(plan.edges.len(), pass.route.microbatches());
+                let mut executor = Executor {
+                    shard: &mut self.shard,
+                    mail: &mut self.mail,
+                    outlet: Outlet::Wire(&mut wire),
+                    plan,
+                    batch: pass.batch,
+                    logits: pass.logits,
+                    after: &mut after,
                 };
-                link.abandon(&error.to_string());
-                return Err(error);
+                run_rank(nodes, pass.mode, &mut self.ledger, &mut self.held, &mut executor)
             }
         };
+        let busy = start.elapsed().saturating_sub(wire.waited);
+        match self.report(result, after, pass.route, busy, launches) {
+            Ok(report) => {
+                link.finish();
+                Ok(report)
+            }
+            Err(error) => {
+                link.abandon(&error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    /// Before a list of all ranks is launched: the ledger's transaction, and the data.
+    pub fn prepare_joint(&mut self, batch: &[Windows]) -> Result<()> {
+        self.usable()?;
+        let Some(Captured { effects, programs: Programs::Joint(rolls) }) = &self.captured else {
+            return Err(Error::Config("no step was captured for all ranks".into()));
+        };
+        let shard = &mut self.shard;
+        let step = self.ledger.begin_replay(effects, |stage| shard.rolls(stage).unwrap_or_default())?;
+        let fed = shard.feed(batch, step).and_then(|()| {
+            shard.mark_rolls();
+            shard.add_rolls(rolls)
+        });
+        if fed.is_err() {
+            self.ledger.abort_step();
+        }
+        fed
+    }
+
+    /// The list was not launched: some rank was not ready.
+    pub fn cancel_joint(&mut self) -> Result<()> {
+        if self.quiescent().is_err() {
+            self.shard.forget_rolls();
+            self.ledger.abort_step();
+        }
+        Ok(())
+    }
+
+    /// After the launch: settles the step by its verdict.
+    pub fn conclude_joint(&mut self, route: &Route, start: Instant) -> Result<RankReport> {
+        let step = self.ledger.step();
+        let mut after = Aftermath { began: true, unsure: true, ..Aftermath::default() };
+        let result = after.conclude(&mut self.shard).map_err(|error| StepError::Failed { action: Action::Step, error });
+        let result = result.and_then(|verdict| settled(&mut self.ledger, step, verdict));
+        self.report(result, after, route, start.elapsed(), 0)
+    }
+
+    fn report(
+        &mut self,
+        result: Result<StepOutcome, StepError<Error>>,
+        after: Aftermath,
+        route: &Route,
+        busy: Duration,
+        launches: usize,
+    ) -> Result<RankReport> {
+        let rank = self.rank;
+        if let Some(failure) = after.failure {
+            self.broken = Some(format!("rank {rank} could not put its state back: {failure}"));
+        } else if result.is_err() && after.unsure {
+            self.broken = Some(format!("rank {rank} failed where its state cannot be put back"));
+        }
+        let outcome = result.map_err(unwrap_step)?;
+        let last = route.bound.checked().schedule.placement.last() == Some(&rank);
         let mut losses = Vec::new();
         if last {
             losses = self.shard.losses().inspect_err(|error| self.broken = Some(error.to_string()))?;
-            losses.truncate(microbatches);
+            losses.truncate(route.microbatches());
         }
-        link.finish();
-        Ok(RankReport {
-            outcome,
-            busy,
-            norm,
-            losses,
-            logits,
-            bytes: self.shard.pool().peak(),
-            arena_bytes: self.shard.arena_bytes(),
-            kept: self.shard.kept_bytes(),
-        })
-    }
-}
-
-struct Executor<'a, S: Stage> {
-    shard: &'a mut Shard<S>,
-    mail: &'a mut Mail,
-    link: &'a Link<'a, Measured>,
-    plan: &'a Plan,
-    pass: &'a Pass<'a>,
-    /// The state of the step's start is saved.
-    began: bool,
-    committing: bool,
-    waited: Duration,
-    norm: f64,
-    logits: Vec<Vec<f64>>,
-    /// What went wrong in an abort.
-    failure: Option<Error>,
-}
-
-impl<S: Stage> Executor<'_, S> {
-    fn edge(&self, direction: Direction, from: StageId) -> Option<u32> {
-        let at = self.plan.edges.iter().position(|edge| edge.direction == direction && edge.from == from)?;
-        Some(at as u32)
-    }
-
-    /// The edge that brings a stage's input.
-    fn input(&self, direction: Direction, to: StageId) -> Option<u32> {
-        let at = self.plan.edges.iter().position(|edge| edge.direction == direction && edge.to == to)?;
-        Some(at as u32)
-    }
-
-    /// Takes what an action consumes, if it consumes anything.
-    fn take(&mut self, direction: Direction, at: Site) -> Result<Option<(u32, Parcel)>> {
-        let Some(edge) = self.input(direction, at.stage()) else { return Ok(None) };
-        let slot = self.mail.inbound.get_mut(edge as usize).and_then(|slots| slots.get_mut(at.microbatch().index()));
-        match slot.and_then(Option::take) {
-            Some(parcel) => Ok(Some((edge, parcel))),
-            None => Err(Error::Contract {
-                code: Code::MessageEarly,
-                message: format!("stage {} runs microbatch {} before its input is there", at.stage(), at.microbatch()),
-            }),
-        }
-    }
-
-    /// The consumer has run.
-    fn consumed(&mut self, parcel: Option<(u32, Parcel)>) -> Result<()> {
-        let Some((edge, Parcel { act, buffer })) = parcel else { return Ok(()) };
-        self.shard.free(act)?;
-        match buffer {
-            Some(buffer) => Ok(self.link.release(edge, buffer)?),
-            None => Ok(()),
-        }
-    }
-
-    /// Hands a result on: in place, or to the send that follows.
-    fn deliver(&mut self, direction: Direction, at: Site, act: Option<Act>) -> Result<()> {
-        let Some(act) = act else { return Ok(()) };
-        let Some(edge) = self.edge(direction, at.stage()) else { return self.shard.free(act) };
-        let ends = &self.plan.edges[edge as usize];
-        let (edge, m) = (edge as usize, at.microbatch().index());
-        if ends.from_rank == ends.to_rank {
-            self.mail.inbound[edge][m] = Some(Parcel { act, buffer: None });
-        } else {
-            self.mail.outbound[edge][m] = Some(act);
-        }
-        Ok(())
-    }
-
-    fn tag(&self, port: Port) -> Result<Tag> {
-        let edge = self.plan.edges.get(port.edge as usize).ok_or(TransportError::NoEdge { edge: port.edge })?;
-        Ok(Tag { step: port.step, direction: port.direction, from: edge.from, microbatch: port.microbatch })
-    }
-
-    fn waiting<T>(&mut self, wait: impl FnOnce(&Link<'_, Measured>) -> Result<T, TransportError>) -> Result<T> {
-        let start = Instant::now();
-        let result = wait(self.link);
-        self.waited += start.elapsed();
-        Ok(result?)
-    }
-}
-
-/// What a port of a stage takes in: an input by a forward edge, the gradient of an output by a backward one.
-pub(crate) fn message_shape(stage: &impl Stage, direction: Direction) -> Option<(Dtype, [usize; 2])> {
-    let spec = stage.spec();
-    let shape = match direction {
-        Direction::Forward => spec.input,
-        Direction::Backward => spec.output,
-    };
-    Some((spec.recipe.activation(), shape?))
-}
-
-impl<S: Stage> Execute for Executor<'_, S> {
-    type Tape = S::Tape;
-    type Work = S::Work;
-    type Error = Error;
-
-    fn begin(&mut self, _step: u64, mode: Mode) -> Result<()> {
-        match mode {
-            Mode::Train => {
-                self.shard.begin_step(self.pass.batch)?;
-                self.began = true;
-                Ok(())
-            }
-            Mode::Evaluate { .. } => self.shard.load(self.pass.batch),
-        }
-    }
-
-    fn forward(&mut self, at: Site, token: Token<Fwd>) -> Result<(S::Tape, Token<Fwd>)> {
-        let parcel = self.take(Direction::Forward, at)?;
-        let x = parcel.as_ref().map(|(_, parcel)| parcel.act);
-        let (y, tape, token) = self.shard.forward(at.stage(), at.microbatch(), x, token)?;
-        self.consumed(parcel)?;
-        self.deliver(Direction::Forward, at, y)?;
-        Ok((tape, token))
-    }
-
-    fn evaluate(&mut self, at: Site) -> Result<()> {
-        let parcel = self.take(Direction::Forward, at)?;
-        let x = parcel.as_ref().map(|(_, parcel)| parcel.act);
-        let y = self.shard.evaluate(at.stage(), at.microbatch(), x, !self.pass.logits)?;
-        self.consumed(parcel)?;
-        match y {
-            Some(logits) if self.pass.logits && self.edge(Direction::Forward, at.stage()).is_none() => {
-                let m = at.microbatch().index();
-                self.logits.resize_with(self.logits.len().max(m + 1), Vec::new);
-                self.logits[m] = self.shard.reals(logits)?;
-                self.shard.free(logits)
-            }
-            y => self.deliver(Direction::Forward, at, y),
-        }
-    }
-
-    fn recompute(&mut self, at: Site, _tape: S::Tape) -> Result<S::Tape> {
-        Err(no_recompute(at.stage(), at.microbatch()))
-    }
-
-    fn input_grad(&mut self, at: Site, tape: S::Tape, token: Token<Bwd>) -> Result<(S::Work, Token<Bwd>)> {
-        let parcel = self.take(Direction::Backward, at)?;
-        let dy = parcel.as_ref().map(|(_, parcel)| parcel.act);
-        let (dx, work, token) = self.shard.input_grad(at.stage(), at.microbatch(), dy, tape, token)?;
-        self.consumed(parcel)?;
-        self.deliver(Direction::Backward, at, dx)?;
-        Ok((work, token))
-    }
-
-    fn weight_grad(&mut self, works: std::vec::Drain<'_, (Site, S::Work)>) -> Result<()> {
-        for (at, work) in works {
-            self.shard.weight_grad(at.stage(), at.microbatch(), work)?;
-        }
-        Ok(())
-    }
-
-    fn send(&mut self, port: Port) -> Result<()> {
-        let tag = self.tag(port)?;
-        let slot = self.mail.outbound[port.edge as usize].get_mut(port.microbatch.index());
-        let Some(act) = slot.and_then(Option::take) else {
-            return Err(Error::Contract { code: Code::MessageEarly, message: format!("{tag} is sent and not there") });
+        let raised = match outcome.verdict {
+            Some(Verdict::Skip) => self.shard.raised()?,
+            _ => Vec::new(),
         };
-        let mut bytes = self.link.source(port.edge)?;
-        if bytes.len() != act.bytes() {
-            return Err(TransportError::Size { tag, expected: bytes.len(), found: act.bytes() }.into());
-        }
-        self.shard.read_act(act, &mut bytes)?;
-        self.shard.free(act)?;
-        Ok(self.link.send(port.edge, tag, bytes)?)
-    }
-
-    fn post(&mut self, port: Port) -> Result<()> {
-        let tag = self.tag(port)?;
-        Ok(self.link.post(port.edge, tag)?)
-    }
-
-    fn wait(&mut self, port: Port) -> Result<()> {
-        let tag = self.tag(port)?;
-        let bytes = self.waiting(|link| link.wait(port.edge, tag))?;
-        let stage = self.shard.stages().find(|(id, _)| *id == port.stage);
-        let Some((dtype, [rows, cols])) = stage.and_then(|(_, stage)| message_shape(stage, port.direction)) else {
-            return Err(TransportError::NoEdge { edge: port.edge }.into());
-        };
-        let act = self.shard.lease(dtype, rows, cols)?;
-        self.shard.write_act(act, &bytes)?;
-        let slot = &mut self.mail.inbound[port.edge as usize][port.microbatch.index()];
-        *slot = Some(Parcel { act, buffer: Some(bytes) });
-        Ok(())
-    }
-
-    fn refresh(&mut self, stage: StageId) -> Result<()> {
-        self.shard.refresh(stage)
-    }
-
-    fn reduce(&mut self, stage: StageId) -> Result<()> {
-        self.shard.reduce(stage)
-    }
-
-    fn rolls(&self, stage: StageId) -> Rolls {
-        self.shard.rolls(stage).unwrap_or_default()
-    }
-
-    fn agree(&mut self) -> Result<Verdict> {
-        let measured = self.shard.measure()?;
-        let all = self.waiting(|link| link.gather(measured))?;
-        let verdict = self.shard.settle(&all)?;
-        self.norm = verdict.norm;
-        Ok(if verdict.commit { Verdict::Good } else { Verdict::Skip })
-    }
-
-    fn commit(&mut self) -> Result<()> {
-        self.committing = true;
-        self.shard.commit()
-    }
-
-    fn abort(&mut self) {
-        let result = if self.began { self.shard.abort() } else { self.shard.abort_evaluation() };
-        self.failure = result.err();
-        self.mail.reset(0, 0);
+        let norm = after.verdict.map_or(f64::NAN, |verdict| verdict.norm);
+        let (bytes, arena_bytes) = (self.shard.pool().peak(), self.shard.arena_bytes());
+        let kept = self.shard.kept_bytes();
+        Ok(RankReport { outcome, busy, norm, losses, logits: after.logits, bytes, arena_bytes, kept, raised, launches })
     }
 }
 
-/// The refusal of R, which stages do not offer.
-pub(crate) fn no_recompute(stage: StageId, microbatch: Microbatch) -> Error {
-    Error::Config(format!("R({stage}, {microbatch}): these stages keep their tapes and recompute nothing"))
+/// A whole step under one transaction of the ledger. What `run` returns early from is put back.
+fn replay<S: Stage>(
+    ledger: &mut Ledger,
+    shard: &mut Shard<S>,
+    effects: &StepEffects,
+    batch: &[Windows],
+    after: &mut Aftermath,
+    run: impl FnOnce(&mut Shard<S>, u64, &mut Aftermath) -> Result<()>,
+) -> Result<StepOutcome, StepError<Error>> {
+    let step = ledger.begin_replay(effects, |stage| shard.rolls(stage).unwrap_or_default())?;
+    let played = shard.feed(batch, step).and_then(|()| {
+        shard.mark_rolls();
+        run(shard, step, after)?;
+        after.conclude(shard)
+    });
+    match played {
+        Ok(verdict) => settled(ledger, step, verdict),
+        Err(error) => {
+            if after.began {
+                after.failure = shard.abort().err();
+            }
+            ledger.abort_step();
+            Err(StepError::Failed { action: Action::Step, error })
+        }
+    }
+}
+
+fn settled(ledger: &mut Ledger, step: u64, verdict: Verdict) -> Result<StepOutcome, StepError<Error>> {
+    let epoch = ledger.settle(verdict)?;
+    Ok(StepOutcome { step, epoch, verdict: Some(verdict), peaks: ledger.peaks() })
+}
+
+fn unwrap_step(error: StepError<Error>) -> Error {
+    match error {
+        StepError::Refused(error) => error.into(),
+        StepError::Failed { action, error } => Error::Action { action, source: Box::new(error) },
+    }
 }

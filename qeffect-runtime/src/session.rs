@@ -1,55 +1,43 @@
 //! A training session: all ranks of a pipeline as threads of this process.
 //!
-//! A session is bound once, to a checked schedule, the stages of a model and an optimizer. [`Session::step`] then runs
-//! one training step over all ranks, [`Session::evaluate`] one forward-only pass that leaves no trace. A step that fails
-//! has changed nothing, unless it failed inside a commit: then the session refuses to go on.
+//! A session is bound once, to a checked schedule, the stages of a model and an optimizer, and captures its training
+//! step then. [`Session::step`] runs one training step over all ranks, [`Session::evaluate`] one forward-only pass that
+//! leaves no trace. A step that fails has changed nothing, unless it failed inside a commit: then the session refuses to
+//! go on.
+
+mod config;
+mod report;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use qeffect_core::bind::{Bound, Gradients, RunFacts, bind};
+use qeffect_core::bind::{Bound, RunFacts, bind};
 use qeffect_core::code::Code;
 use qeffect_core::execute::Mode;
 use qeffect_core::ids::{Rank, Stage as StageId};
 use qeffect_core::ledger::Verdict;
-use qeffect_core::plan::{Checked, Direction, Edge, Op, Peaks};
+use qeffect_core::plan::{Checked, Direction, Edge, Op};
 use qeffect_core::recipe::Recipe;
 use qeffect_core::version::WeightVersion;
 
+use crate::capture::{CaptureMode, joint};
 use crate::cpu::CpuDevice;
 use crate::data::Windows;
-use crate::device::Device;
+use crate::device::{Device, GraphId, SharedDevice};
 use crate::error::{Error, Result};
-use crate::optim::{NormPlan, OptimConfig};
-use crate::pool::KeptBytes;
-use crate::rank::{Pass, RankReport, RankState, Route, message_shape, no_recompute};
+use crate::executor::no_recompute;
+use crate::optim::NormPlan;
+use crate::rank::{Pass, RankReport, RankState, Route};
 use crate::shard::{Named, Shard, ShardConfig};
 use crate::stage::Stage;
 use crate::transport::local::{EdgeSpec, Fabric};
+use crate::wire::message_shape;
 use crate::worker::Worker;
 
-/// What a session fixes beside schedule and model.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct SessionConfig {
-    /// The optimizer.
-    pub optim: OptimConfig,
-    /// Tokens of a microbatch.
-    pub tokens: usize,
-    /// How weight gradients reach the optimizer.
-    pub gradients: Gradients,
-    /// Names the first weights.
-    pub seed: u64,
-    /// Accept a schedule whose order of microbatches gives other numbers than the ascending one.
-    pub allow_order_dependent: bool,
-}
-
-impl SessionConfig {
-    /// Gradients copied, seed 1, and nothing out of the ordinary.
-    pub const fn new(optim: OptimConfig, tokens: usize) -> SessionConfig {
-        SessionConfig { optim, tokens, gradients: Gradients::Copied, seed: 1, allow_order_dependent: false }
-    }
-}
+pub use config::{OnNonFinite, SessionConfig};
+pub use report::StepReport;
+use report::{mean, not_finite};
 
 /// A running pipeline.
 pub struct Session<S: Stage> {
@@ -58,55 +46,20 @@ pub struct Session<S: Stage> {
     recipe: Recipe,
     config: SessionConfig,
     commits: u64,
+    joint: Option<Joint>,
     broken: Option<String>,
+}
+
+/// The training step of all ranks as one list of a device that they share.
+struct Joint {
+    device: SharedDevice,
+    graph: GraphId,
 }
 
 /// A forward-only schedule that is bound to a session.
 #[derive(Clone)]
 pub struct Evaluation {
     route: Arc<Route>,
-}
-
-/// One training step.
-#[derive(Clone, PartialEq, Debug)]
-pub struct StepReport {
-    /// Attempt number of the step, from 0.
-    pub step: u64,
-    /// Good commits so far.
-    pub epoch: u64,
-    /// Mean loss over the step's tokens.
-    pub loss: f64,
-    /// Loss of each microbatch.
-    pub losses: Vec<f64>,
-    /// Norm of the whole gradient, before clipping.
-    pub grad_norm: f64,
-    /// The learning rate.
-    pub learning_rate: f32,
-    /// Tokens of the step.
-    pub tokens: usize,
-    /// Whether a value was not finite, and the step therefore changed nothing.
-    pub skipped: bool,
-    /// How long the step took.
-    pub wall: Duration,
-    /// Per rank, time in its actions, without waiting.
-    pub busy: Vec<Duration>,
-    /// Per rank, most that was live at once.
-    pub peaks: Vec<Peaks>,
-    /// Per rank, most bytes of activations, tapes and works since start.
-    pub bytes: Vec<usize>,
-    /// Per rank, bytes of all destinations of gradients.
-    pub arena_bytes: Vec<usize>,
-    /// Per stage, most bytes of tapes and of works since start.
-    pub kept: Vec<KeptBytes>,
-}
-
-impl StepReport {
-    /// Share of the ranks' time that was spent waiting.
-    pub fn bubble(&self) -> f64 {
-        let whole = self.wall.as_secs_f64() * self.busy.len() as f64;
-        let busy: f64 = self.busy.iter().map(Duration::as_secs_f64).sum();
-        if whole > 0.0 { (1.0 - busy / whole).max(0.0) } else { 0.0 }
-    }
 }
 
 /// Everything of a session that outlives a step.
@@ -142,6 +95,44 @@ where
         checked: Checked,
         stages: Vec<S>,
         config: SessionConfig,
+        device: impl FnMut(Rank) -> Result<Box<dyn Device>>,
+    ) -> Result<Session<S>> {
+        let session = Session::bound(checked, stages, config, device)?;
+        let (route, mode) = (session.route.clone(), config.capture);
+        session.on_all(move |state| state.capture(&route, mode))?;
+        Ok(session)
+    }
+
+    /// Binds everything, on one device for all ranks. A whole captured step is then one list of it, launched once.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::new`].
+    pub fn on_one_device(
+        checked: Checked,
+        stages: Vec<S>,
+        config: SessionConfig,
+        device: Box<dyn Device>,
+    ) -> Result<Session<S>> {
+        let mut device = SharedDevice::new(device);
+        let handle = device.clone();
+        if config.capture != CaptureMode::Step {
+            return Session::with_devices(checked, stages, config, move |_| Ok(Box::new(handle.clone())));
+        }
+        let mut session = Session::bound(checked, stages, config, move |_| Ok(Box::new(handle.clone())))?;
+        let route = session.route.clone();
+        let traces = session.on_all(move |state| state.capture_joint(&route))?;
+        let cmds = joint::merge(&mut device, traces)?;
+        let graph = device.instantiate(cmds)?;
+        session.joint = Some(Joint { device, graph });
+        Ok(session)
+    }
+
+    /// Everything but capture.
+    fn bound(
+        checked: Checked,
+        stages: Vec<S>,
+        config: SessionConfig,
         mut device: impl FnMut(Rank) -> Result<Box<dyn Device>>,
     ) -> Result<Session<S>> {
         let recipe = common_recipe(&stages)?;
@@ -160,6 +151,7 @@ where
         let fabric = fabric(&bound, &stages)?;
         let params = stages.iter().flat_map(|stage| stage.spec().params.iter());
         let shard_config = ShardConfig {
+            rank: 0,
             microbatches: schedule.microbatches,
             gradients: config.gradients,
             coalesce: schedule.coalesce,
@@ -177,12 +169,13 @@ where
         let mut workers = Vec::with_capacity(parts.len());
         for (rank, stages) in parts.into_iter().enumerate() {
             let rank = Rank(rank as u32);
-            let mut shard = Shard::new(device(rank)?, stages, shard_config.clone())?;
+            let shard_config = ShardConfig { rank: rank.0, ..shard_config.clone() };
+            let mut shard = Shard::new(device(rank)?, stages, shard_config)?;
             shard.init(config.seed)?;
             shard.prologue()?;
             workers.push(Worker::new(format!("rank {rank}"), RankState::new(rank, shard, &route.bound)?)?);
         }
-        Ok(Session { workers, route, recipe, config, commits: 0, broken: None })
+        Ok(Session { workers, route, recipe, config, commits: 0, joint: None, broken: None })
     }
 
     /// The schedule.
@@ -213,10 +206,22 @@ where
         if self.commits >= self.config.optim.steps {
             return Err(Error::Config(format!("the run has {} steps, and they are done", self.config.optim.steps)));
         }
-        let (reports, wall) = self.run(&self.route.clone(), Mode::Train, batch, false)?;
+        let (reports, wall) = match &self.joint {
+            None => self.run(&self.route.clone(), Mode::Train, batch, false)?,
+            Some(_) => self.run_joint(batch)?,
+        };
         let first = reports.first().ok_or_else(|| Error::Config("no rank".into()))?;
         let losses: Vec<f64> = reports.iter().flat_map(|report| report.losses.iter().copied()).collect();
         self.commits = first.outcome.epoch;
+        let skipped = first.outcome.verdict == Some(Verdict::Skip);
+        if skipped && self.config.on_nonfinite == OnNonFinite::Stop {
+            let (step, what) = (first.outcome.step, not_finite(&losses, first));
+            return Err(Error::NotFinite { step, what });
+        }
+        let launches = match self.joint {
+            Some(_) => 1,
+            None => reports.iter().map(|report| report.launches).sum(),
+        };
         Ok(StepReport {
             step: first.outcome.step,
             epoch: first.outcome.epoch,
@@ -224,13 +229,16 @@ where
             grad_norm: first.norm,
             learning_rate,
             tokens: losses.len() * self.config.tokens,
-            skipped: first.outcome.verdict == Some(Verdict::Skip),
+            skipped,
             wall,
             busy: reports.iter().map(|report| report.busy).collect(),
             peaks: reports.iter().map(|report| report.outcome.peaks).collect(),
             bytes: reports.iter().map(|report| report.bytes).collect(),
             arena_bytes: reports.iter().map(|report| report.arena_bytes).collect(),
             kept: by_stage(reports.iter().flat_map(|report| report.kept.iter().copied())),
+            // Each is launched once per step.
+            graphs: launches,
+            launches,
             losses,
         })
     }
@@ -292,7 +300,7 @@ where
     pub fn snapshot(&self) -> Result<Snapshot> {
         let parts = self.on_all(|state| {
             state.quiescent()?;
-            Ok((state.shard.export()?, state.versions()))
+            Ok((state.shard.export()?, state.versions()?))
         })?;
         let mut values = BTreeMap::new();
         let mut versions = BTreeMap::new();
@@ -432,6 +440,25 @@ where
         Ok((reports, wall))
     }
 
+    /// Runs one captured step on the device that all ranks share: their ledgers first, then one launch.
+    fn run_joint(&mut self, batch: Arc<[Windows]>) -> Result<(Vec<RankReport>, Duration)> {
+        let start = Instant::now();
+        if let Err(error) = self.on_all(move |state| state.prepare_joint(&batch)) {
+            self.on_all(|state| state.cancel_joint())?;
+            return Err(error);
+        }
+        if let Some(Joint { device, graph }) = &mut self.joint
+            && let Err(error) = device.launch(*graph)
+        {
+            self.broken = Some(format!("the launch of a step failed: {error}"));
+            return Err(error.into());
+        }
+        let route = self.route.clone();
+        let reports = self.on_all(move |state| state.conclude_joint(&route, start));
+        let reports = reports.inspect_err(|error| self.broken = Some(error.to_string()))?;
+        Ok((reports, start.elapsed()))
+    }
+
     /// Has every rank do something, and waits for all.
     fn on_all<R: Send + 'static>(
         &self,
@@ -473,10 +500,6 @@ fn settle<R>(results: Vec<Result<R>>) -> Result<Vec<R>> {
 
 fn by_stage<T>(values: impl Iterator<Item = (StageId, T)>) -> Vec<T> {
     values.collect::<BTreeMap<_, _>>().into_values().collect()
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
 }
 
 fn common_recipe<S: Stage>(stages: &[S]) -> Result<Recipe> {

@@ -1,9 +1,14 @@
 //! One rank's part of the model: its device, its stages with all they own, and the life of a step.
 //!
 //! A driver calls, per step: [`Shard::begin_step`], then per node of its program [`Shard::refresh`], [`Shard::forward`],
-//! [`Shard::input_grad`], [`Shard::weight_grad`], [`Shard::reduce`], then [`Shard::measure`], the exchange,
-//! [`Shard::settle`] and [`Shard::commit`]. It never learns what a stage computes. Order, versions and ownership are
-//! the ledger's to check.
+//! [`Shard::input_grad`], [`Shard::weight_grad`], [`Shard::reduce`], then [`Shard::measure`], the exchange of
+//! [`Shard::offer`] and [`Shard::accept`], [`Shard::settle`], [`Shard::commit`], and [`Shard::verdict`]. Between the data
+//! at its start and the verdict at its end a step is commands alone, so it can be captured: the exchange is data of the
+//! device too, and a device that all ranks share copies it. The driver never learns what a stage computes. Order,
+//! versions and ownership are the ledger's to check.
+
+mod agree;
+mod recording;
 
 use std::collections::BTreeMap;
 
@@ -20,6 +25,7 @@ use qeffect_core::token::{Bwd, Fwd, Token};
 
 use crate::act::Act;
 use crate::admit::admit;
+use crate::capture::record::Recorder;
 use crate::cmd::{AdamWConfig, Cmd};
 use crate::cx::{Cx, RunBufs};
 use crate::data::Windows;
@@ -27,12 +33,14 @@ use crate::device::{Buf, BufSpec, Device};
 use crate::error::{Error, Result};
 use crate::gradients::Grads;
 use crate::groups::Partition;
-use crate::optim::{Measured, NormPlan, OptimConfig, Verdict};
+use crate::optim::{NormPlan, OptimConfig};
 use crate::pool::{Class, KeptBytes, Pool};
 use crate::retained::Layout;
 use crate::rng;
 use crate::stage::{Init, ParamId, Role, Stage, StageSpec};
 use crate::state::{Bank, StageState, WorkingBufs};
+
+pub(crate) use agree::Exchange;
 
 /// What a run fixes for all its ranks.
 #[derive(Clone, Debug)]
@@ -47,6 +55,8 @@ pub struct ShardConfig {
     pub data_parallel: u32,
     /// Tokens of a microbatch.
     pub tokens: usize,
+    /// This rank of the pipeline: its flag is the one of this number.
+    pub rank: u32,
     /// Ranks of the pipeline: as many flags are agreed on.
     pub ranks: u32,
     /// The optimizer.
@@ -73,7 +83,7 @@ struct OptimBufs {
 
 /// One rank's part of the model.
 pub struct Shard<S> {
-    device: Box<dyn Device>,
+    device: Recorder,
     pool: Pool,
     parts: Vec<Part<S>>,
     run: RunBufs,
@@ -98,7 +108,7 @@ pub struct Named {
 impl<S: Stage> Shard<S> {
     /// Makes all buffers. Parameters are to be given by [`Shard::init`] or [`Shard::set_param`], then the weight cache
     /// by [`Shard::prologue`].
-    pub fn new(mut device: Box<dyn Device>, stages: Vec<(StageId, S)>, config: ShardConfig) -> Result<Shard<S>> {
+    pub fn new(device: Box<dyn Device>, stages: Vec<(StageId, S)>, config: ShardConfig) -> Result<Shard<S>> {
         config.optim.validate()?;
         let Some(recipe) = stages.first().map(|(_, stage)| stage.spec().recipe) else {
             return Err(Error::Config("a rank holds no stage".into()));
@@ -107,7 +117,11 @@ impl<S: Stage> Shard<S> {
             return Err(Error::Config("microbatches, tokens and ranks must not be zero".into()));
         }
         admit(device.as_ref(), &recipe, stages.iter().map(|(_, stage)| stage.spec()), config.tokens)?;
-        let dev = device.as_mut();
+        if config.rank >= config.ranks {
+            return Err(Error::Config(format!("rank {} of {} ranks", config.rank, config.ranks)));
+        }
+        let mut device = Recorder::new(device);
+        let dev: &mut dyn Device = &mut device;
         let master = recipe.master();
         let mut parts = Vec::with_capacity(stages.len());
         for (id, stage) in stages {
@@ -165,7 +179,7 @@ impl<S: Stage> Shard<S> {
 
     /// The device.
     pub fn device(&mut self) -> &mut dyn Device {
-        self.device.as_mut()
+        &mut self.device
     }
 
     /// The stages of this rank, in the order in which they were given.
@@ -236,27 +250,38 @@ impl<S: Stage> Shard<S> {
     /// At start and after loading: fills the weight cache from the masters.
     pub fn prologue(&mut self) -> Result<()> {
         for part in &self.parts {
-            part.state.prefill(self.device.as_mut(), part.stage.spec())?;
+            part.state.prefill(&mut self.device, part.stage.spec())?;
         }
         Ok(())
     }
 
     /// A step begins: its data and attempt number are written, the flag cleared, scales and histories are copied aside.
     pub fn begin_step(&mut self, batch: &[Windows]) -> Result<()> {
+        self.feed(batch, self.attempts)?;
+        self.begin()
+    }
+
+    /// Writes what the host gives to a step: its data and its attempt number. Nothing else of a step is host data.
+    pub(crate) fn feed(&mut self, batch: &[Windows], step: u64) -> Result<()> {
         if batch.len() != self.config.microbatches as usize {
             return Err(Error::Contract {
                 code: Code::BatchMismatch,
                 message: format!("{} microbatches for a schedule of {}", batch.len(), self.config.microbatches),
             });
         }
-        self.pool.quiescent()?;
         self.load(batch)?;
-        self.device.write(self.run.step, &self.attempts.to_le_bytes())?;
-        self.attempts += 1;
+        self.device.write(self.run.step, &step.to_le_bytes())?;
+        self.attempts = step + 1;
+        Ok(())
+    }
+
+    /// A step begins on data that lies there already.
+    pub(crate) fn begin(&mut self) -> Result<()> {
+        self.pool.quiescent()?;
         self.device.issue(&Cmd::Fill { dst: self.run.flag, value: 0.0 })?;
         for part in &mut self.parts {
             part.grads.begin_step();
-            part.state.save_cells(self.device.as_mut())?;
+            part.state.save_cells(&mut self.device)?;
         }
         Ok(())
     }
@@ -303,7 +328,7 @@ impl<S: Stage> Shard<S> {
         let Shard { device, pool, parts, run, order, .. } = self;
         let part = parts.iter_mut().find(|part| part.id == stage).ok_or_else(|| wrong_rank(stage))?;
         let cx = Cx {
-            device: device.as_mut(),
+            device,
             pool,
             spec: part.stage.spec(),
             state: &part.state,
@@ -372,7 +397,7 @@ impl<S: Stage> Shard<S> {
     pub fn refresh(&mut self, stage: StageId) -> Result<()> {
         let Shard { device, parts, .. } = self;
         let part = parts.iter().find(|part| part.id == stage).ok_or_else(|| wrong_rank(stage))?;
-        part.state.refresh(device.as_mut())
+        part.state.refresh(device)
     }
 
     /// After a stage's last gradient: microbatches are added in order. Who reads the sum makes it a mean: it multiplies by
@@ -394,55 +419,12 @@ impl<S: Stage> Shard<S> {
         1.0 / (self.config.microbatches * self.config.data_parallel) as f32 / self.recipe.loss_scale()
     }
 
-    /// What this rank knows before `agree`: partial sums of squares, and whether a value was not finite.
-    pub fn measure(&mut self) -> Result<Measured> {
-        let (partials, factor) = (self.optim.partials, self.gradient_factor());
-        let mut positions = Vec::new();
-        for part in &self.parts {
-            for (spec, param) in part.stage.spec().params.iter().zip(&part.state.params) {
-                let first = self.config.norm.first(&spec.path)?;
-                self.device.issue(&Cmd::SumSquares { src: param.grad.buf, factor, partials, first })?;
-                let pieces = crate::kernels::optimizer::norm_pieces(spec.elements());
-                positions.extend(first..first + pieces);
-            }
-        }
-        let all = self.read_reals(partials)?;
-        let bad = self.read_pod::<u32>(self.run.flag)?[0] != 0;
-        Ok(Measured { partials: positions.into_iter().map(|at| (at, all[at])).collect(), bad })
-    }
-
-    /// What all ranks know after `agree`: `measured` of every rank, in any order.
-    pub fn settle(&mut self, measured: &[Measured]) -> Result<Verdict> {
-        let mut all = vec![None; self.config.norm.len()];
-        for (at, value) in measured.iter().flat_map(|measured| &measured.partials) {
-            match all.get_mut(*at) {
-                Some(slot @ None) => *slot = Some(*value),
-                _ => return Err(Error::Config(format!("partial sum {at} of the norm is doubled or out of range"))),
-            }
-        }
-        let Some(all) = all.into_iter().collect::<Option<Vec<f64>>>() else {
-            return Err(Error::Config("a partial sum of the norm is missing".into()));
-        };
-        let ranks = self.config.ranks as usize;
-        if measured.len() != ranks {
-            return Err(Error::Config(format!("{} of {ranks} ranks took part in the agreement", measured.len())));
-        }
-        self.upload_reals(self.optim.partials, &all)?;
-        let flags: Vec<u32> = measured.iter().map(|measured| u32::from(measured.bad)).collect();
-        self.device.write(self.optim.flags, bytemuck::cast_slice(&flags))?;
-        let OptimBufs { partials, flags, norm, clip, .. } = self.optim;
-        let limit = self.config.optim.clip;
-        self.device.issue(&Cmd::Settle { partials, flags, limit, norm, clip, flag: self.run.flag })?;
-        let norm = self.read_reals(norm)?[0];
-        Ok(Verdict { norm, commit: self.read_pod::<u32>(self.run.flag)?[0] == 0 })
-    }
-
     /// The optimizer step. If the flag is set, nothing changes: parameters and moments stay, scales and histories are
     /// those of the step's start.
     pub fn commit(&mut self) -> Result<()> {
         self.pool.quiescent()?;
         let factor = self.gradient_factor();
-        let device = self.device.as_mut();
+        let device: &mut dyn Device = &mut self.device;
         let flag = self.run.flag;
         let OptimBufs { clip, table, counter, .. } = self.optim;
         let OptimConfig { beta1, beta2, epsilon, weight_decay, .. } = self.config.optim;
@@ -475,19 +457,19 @@ impl<S: Stage> Shard<S> {
 
     /// An aborted step: everything retained is given up, and state is that of the step's start.
     pub fn abort(&mut self) -> Result<()> {
-        self.pool.reset(self.device.as_mut())?;
+        self.pool.reset(&mut self.device)?;
         self.device.issue(&Cmd::Fill { dst: self.run.flag, value: 1.0 })?;
         for part in &mut self.parts {
-            part.state.restore_cells(self.device.as_mut(), self.run.flag)?;
-            part.state.restore_rolls();
+            part.state.restore_cells(&mut self.device, self.run.flag)?;
             part.grads.abort();
         }
+        self.forget_rolls();
         Ok(())
     }
 
     /// An evaluation that ended early: everything leased is given up. Nothing else has moved.
     pub fn abort_evaluation(&mut self) -> Result<()> {
-        self.pool.reset(self.device.as_mut())
+        self.pool.reset(&mut self.device)
     }
 
     /// How often one F and one I of a stage roll its cells: what its tokens are held to.
@@ -526,20 +508,15 @@ impl<S: Stage> Shard<S> {
 
     /// Leases an activation for a message that arrives.
     pub fn lease(&mut self, dtype: Dtype, rows: usize, cols: usize) -> Result<Act> {
-        self.pool.lease(self.device.as_mut(), dtype, rows, cols)
+        self.pool.lease(&mut self.device, dtype, rows, cols)
     }
 
     /// Gives a leased activation back.
     pub fn free(&mut self, act: Act) -> Result<()> {
-        self.pool.free(self.device.as_mut(), act)
+        self.pool.free(&mut self.device, act)
     }
 
-    /// The bytes of an activation, for a message.
-    pub fn read_act(&mut self, act: Act, bytes: &mut [u8]) -> Result<()> {
-        Ok(self.device.read(act.buf, bytes)?)
-    }
-
-    /// Fills an activation from a message.
+    /// Fills an activation, as a message would.
     pub fn write_act(&mut self, act: Act, bytes: &[u8]) -> Result<()> {
         Ok(self.device.write(act.buf, bytes)?)
     }

@@ -89,6 +89,11 @@ impl Bank {
         self.rolls[0].get()
     }
 
+    /// Cells were rolled by commands that did not come from here.
+    pub(crate) fn add_rolls(&self, times: u64) {
+        self.rolls[0].set(self.rolls[0].get() + times);
+    }
+
     /// The scale of a cell.
     pub const fn scale(&self, index: usize) -> Scalar {
         Scalar { buf: self.scales, index }
@@ -207,9 +212,16 @@ impl StageState {
         for bank in self.banks.iter().flatten() {
             device.issue(&Cmd::Copy { src: bank.scales, dst: bank.saved[0] })?;
             device.issue(&Cmd::Copy { src: bank.history, dst: bank.saved[1] })?;
+        }
+        self.mark_rolls();
+        Ok(())
+    }
+
+    /// Remembers the counts of rolls, at the start of a step.
+    pub(crate) fn mark_rolls(&self) {
+        for bank in self.banks.iter().flatten() {
             bank.rolls[1].set(bank.rolls[0].get());
         }
-        Ok(())
     }
 
     /// Takes scales and histories back from that copy, if `flag` is set.

@@ -1,8 +1,10 @@
-//! Every schedule that keeps microbatches ascending, on 1, 2 and 4 ranks, gives the bits of the unsplit model, with evaluations in between.
+//! Every schedule that keeps microbatches ascending, on 1, 2 and 4 ranks, eager and captured, gives the bits of the
+//! unsplit model, with evaluations in between.
 //!
 //! The reference is one stage on one rank, F(m) then its backward for m ascending, without plan, ledger, threads or
-//! messages. Compared after every one of 20 steps, which is several times through the amax history: the loss of each
-//! microbatch, gradient norm, every gradient, parameter, moment, amax history, scale, cached weight, and the epochs.
+//! messages. Compared over 20 steps, which is several times through the amax history: the loss of each microbatch and
+//! the gradient norm of every step, and again and again every gradient, parameter, moment, amax history, scale, cached
+//! weight, and the epochs.
 
 mod common;
 
@@ -10,9 +12,12 @@ use std::collections::BTreeMap;
 
 use common::{Solo, batch};
 use qeffect_core::ids::Rank;
+use qeffect_core::plan::Checked;
 use qeffect_core::recipe::Recipe;
 use qeffect_core::schedule::Update;
-use qeffect_runtime::gpt::GptConfig;
+use qeffect_runtime::capture::CaptureMode;
+use qeffect_runtime::cpu::CpuDevice;
+use qeffect_runtime::gpt::{GptConfig, GptStage};
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::shard::Named;
@@ -88,36 +93,64 @@ fn every_schedule_gives_the_bits_of(recipe: &str) {
             assert!(!checked.order_dependent, "{}", entry.name);
             let peaks = checked.plan.peaks.to_vec();
             let blocks = cut(checked.schedule.stages);
-            let stages = config.stages(blocks).unwrap();
-            let session_config = SessionConfig::new(OPTIM, config.tokens());
-            let mut session = Session::new(checked, stages, session_config).unwrap();
             let evaluation = entry.evaluation().checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
-            let evaluation = session.evaluation(evaluation).unwrap();
-            for (step, want) in reference.iter().enumerate() {
-                let what = format!("{recipe}, {} on {ranks} ranks, step {step}", entry.name);
-                let report = session.step(batch(&config, step as u64, MICROBATCHES)).unwrap();
-                assert_eq!(bits(&report.losses), bits(&want.losses), "{what}");
-                assert_eq!(report.grad_norm.to_bits(), want.norm.to_bits(), "{what}");
-                assert_eq!(
-                    (report.step, report.epoch, report.skipped),
-                    (step as u64, step as u64 + 1, false),
-                    "{what}"
-                );
-                assert_eq!(report.peaks, peaks, "{what}: what was live is what the plan says");
-                if step % 7 == 0 {
-                    // A look at other data leaves no trace, in this step's state or in those that follow.
-                    session.evaluate(&evaluation, batch(&config, 1000, MICROBATCHES)).unwrap();
-                }
-                let snapshot = session.snapshot().unwrap();
-                same(&want.values, &snapshot.values, &what);
-                for version in snapshot.versions {
-                    assert_eq!((version.weights(), version.cache()), (step as u64 + 1, Some(step as u64)), "{what}");
+            for how in HOW {
+                let stages = config.stages(blocks).unwrap();
+                let mut session = how.session(checked.clone(), stages, SessionConfig::new(OPTIM, config.tokens()));
+                let evaluation = session.evaluation(evaluation.clone()).unwrap();
+                for (step, want) in reference.iter().enumerate() {
+                    let what = format!("{recipe}, {} on {ranks} ranks, {how:?}, step {step}", entry.name);
+                    let report = session.step(batch(&config, step as u64, MICROBATCHES)).unwrap();
+                    assert_eq!(bits(&report.losses), bits(&want.losses), "{what}");
+                    assert_eq!(report.grad_norm.to_bits(), want.norm.to_bits(), "{what}");
+                    assert_eq!(
+                        (report.step, report.epoch, report.skipped),
+                        (step as u64, step as u64 + 1, false),
+                        "{what}"
+                    );
+                    assert_eq!(report.peaks, peaks, "{what}: what was live is what the plan says");
+                    if step % 7 == 0 {
+                        // A look at other data leaves no trace, in this step's state or in those that follow.
+                        session.evaluate(&evaluation, batch(&config, 1000, MICROBATCHES)).unwrap();
+                    }
+                    if step % 5 == 4 || step < 2 {
+                        let snapshot = session.snapshot().unwrap();
+                        same(&want.values, &snapshot.values, &what);
+                        for version in snapshot.versions {
+                            let epochs = (version.weights(), version.cache());
+                            assert_eq!(epochs, (step as u64 + 1, Some(step as u64)), "{what}");
+                        }
+                    }
                 }
             }
             runs += 1;
         }
     }
     assert_eq!(runs, 21);
+}
+
+/// Every mode with a device per rank, and whole steps on one device for all ranks.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    PerRank(CaptureMode),
+    OneDevice,
+}
+
+const HOW: [How; 4] = [
+    How::PerRank(CaptureMode::Eager),
+    How::PerRank(CaptureMode::Action),
+    How::PerRank(CaptureMode::Step),
+    How::OneDevice,
+];
+
+impl How {
+    fn session(self, checked: Checked, stages: Vec<GptStage>, config: SessionConfig) -> Session<GptStage> {
+        let session = match self {
+            How::PerRank(capture) => Session::new(checked, stages, SessionConfig { capture, ..config }),
+            How::OneDevice => Session::on_one_device(checked, stages, config, Box::new(CpuDevice::new())),
+        };
+        session.unwrap()
+    }
 }
 
 fn bits(values: &[f64]) -> Vec<u64> {

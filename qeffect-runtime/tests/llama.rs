@@ -172,6 +172,7 @@ impl Rig {
             coalesce: 1,
             data_parallel: 1,
             tokens: SEQ * SEQUENCES,
+            rank: 0,
             ranks: 1,
             optim: OptimConfig::default(),
             norm: NormPlan::new(sizes).unwrap(),

@@ -12,6 +12,7 @@ use qeffect_core::code::Code;
 use qeffect_core::ids::Rank;
 use qeffect_core::token::{Bwd, Fwd, Token};
 use qeffect_runtime::act::Act;
+use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cx::Cx;
 use qeffect_runtime::data::Windows;
 use qeffect_runtime::error::{Error, Result};
@@ -103,7 +104,9 @@ fn faulty(fault: Fault) -> (Session<Faulty>, Arc<AtomicI64>) {
     let (config, left) = (model(), Arc::new(AtomicI64::new(0)));
     let stages = config.stages(&[1, 1, 1, 1]).unwrap().into_iter();
     let stages = stages.map(|stage| Faulty { stage, left: left.clone(), fault }).collect();
-    (Session::new(zb_v::<2, 4>().clone(), stages, session_config(&config)).unwrap(), left)
+    // In a replay no code of a stage runs.
+    let session_config = SessionConfig { capture: CaptureMode::Eager, ..session_config(&config) };
+    (Session::new(zb_v::<2, 4>().clone(), stages, session_config).unwrap(), left)
 }
 
 /// All that must not move when a step fails. The gradients of a failed step are nobody's.

@@ -113,6 +113,7 @@ impl Bench {
             coalesce: 1,
             data_parallel: 1,
             tokens: TOKENS,
+            rank: 0,
             ranks: 1,
             optim: STILL,
             norm: NormPlan::new([("layer.weight", WIDTH * WIDTH)]).unwrap(),
@@ -180,8 +181,11 @@ impl Bench {
 
     fn settle(&mut self) -> Verdict {
         self.shard.reduce(STAGE).unwrap();
-        let measured = self.shard.measure().unwrap();
-        self.shard.settle(&[measured]).unwrap()
+        self.shard.measure().unwrap();
+        let measured = self.shard.offer().unwrap();
+        self.shard.accept(&[measured]).unwrap();
+        self.shard.settle().unwrap();
+        self.shard.verdict().unwrap()
     }
 
     fn floats(&mut self, name: &str) -> Vec<f32> {

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use qeffect_core::bind::GradientChoice;
 use qeffect_core::recipe::Recipe;
+use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
+use qeffect_runtime::session::OnNonFinite;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A run, as a TOML file says it. Every key may be left out; keys that do not exist are refused.
@@ -108,6 +110,12 @@ pub struct Run {
     pub prompt: String,
     /// Take a schedule whose order of microbatches gives other numbers than the ascending one.
     pub allow_order_dependent: bool,
+    /// How actions reach the device: `eager`, `action` or `step`. The numbers are the same.
+    #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
+    pub capture: CaptureMode,
+    /// What follows a step that met a value that is not finite, which has changed nothing: `stop` or `skip`.
+    #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
+    pub on_nonfinite: OnNonFinite,
 }
 
 impl Default for Model {
@@ -145,6 +153,8 @@ impl Default for Run {
             sample: 400,
             prompt: "\n\nHAMLET.\n".into(),
             allow_order_dependent: false,
+            capture: CaptureMode::default(),
+            on_nonfinite: OnNonFinite::default(),
         }
     }
 }

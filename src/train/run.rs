@@ -60,6 +60,8 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
         seed: config.run.seed,
         gradients: config.pipeline.gradients.gradients,
         allow_order_dependent: config.run.allow_order_dependent,
+        capture: config.run.capture,
+        on_nonfinite: config.run.on_nonfinite,
         ..SessionConfig::new(config.optimizer.adamw(), model.tokens())
     };
     let mut session = Session::new(checked.clone(), model.stages(&model.split(stages)?)?, session_config)?;
@@ -155,6 +157,8 @@ struct History {
     bytes: Vec<usize>,
     arena_bytes: Vec<usize>,
     kept: Vec<KeptBytes>,
+    graphs: usize,
+    launches: usize,
     skipped: usize,
 }
 
@@ -169,6 +173,7 @@ impl History {
         self.bytes.clone_from(&report.bytes);
         self.arena_bytes.clone_from(&report.arena_bytes);
         self.kept.clone_from(&report.kept);
+        (self.graphs, self.launches) = (report.graphs, report.launches);
     }
 
     fn tokens_per_second(&self) -> f64 {
@@ -277,6 +282,7 @@ fn summary(checked: &Checked, history: &History, elapsed: Duration) -> Table {
     row("tapes, MiB by stage", mib(&mut history.kept.iter().map(|kept| kept.tape)));
     row("works, MiB by stage", mib(&mut history.kept.iter().map(|kept| kept.work)));
     row("destinations of gradients, MiB by rank", mib(&mut history.arena_bytes.iter().copied()));
+    row("captured lists of commands, launches per step", format!("{}, {}", history.graphs, history.launches));
     row("steps skipped as not finite", history.skipped.to_string());
     row("whole run", format!("{:.1} s", elapsed.as_secs_f64()));
     table

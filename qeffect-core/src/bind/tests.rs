@@ -167,7 +167,7 @@ fn the_ledger_has_the_plan_s_slots() {
     let bound = bind(checked(false, Update::Microbatch, 2, &ASCENDING), RunFacts { stages: 2, ..FACTS }).unwrap();
     let mut ledger = bound.ledger(Rank(1), |_| (1, 1));
     assert_eq!(ledger.pool().len(), 2);
-    assert!(ledger.version(Stage(1)).is_some() && ledger.version(Stage(0)).is_none());
+    assert!(ledger.version(Stage(1)).unwrap().is_some() && ledger.version(Stage(0)).unwrap().is_none());
     assert_eq!(ledger.begin_step(), Ok(0));
 }
 

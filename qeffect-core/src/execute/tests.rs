@@ -127,14 +127,23 @@ impl Execute for Adder {
     fn rolls(&self, _stage: Stage) -> Rolls {
         self.rolls
     }
-    fn agree(&mut self) -> Result<Verdict, String> {
-        self.call("agree")?;
-        Ok(if self.skip { Verdict::Skip } else { Verdict::Good })
+    fn agree(&mut self) -> Result<(), String> {
+        self.call("agree")
     }
     fn commit(&mut self) -> Result<(), String> {
         self.call("commit")?;
-        self.weight += self.sums.values().sum::<f64>();
+        if !self.skip {
+            self.weight += self.sums.values().sum::<f64>();
+        }
         Ok(())
+    }
+    fn verdict(&mut self) -> Result<Verdict, String> {
+        self.call("verdict")?;
+        if self.skip {
+            self.rolls = self.start.0;
+            return Ok(Verdict::Skip);
+        }
+        Ok(Verdict::Good)
     }
     fn abort(&mut self) {
         (self.rolls, self.weight) = self.start;
@@ -193,7 +202,7 @@ fn full_and_split_backward_may_mix() {
     // case B56: the gradients are final once, after the last of 1 B and 2 W
     let mut rig = Rig::new(3);
     rig.run("refresh0 0F0 0F1 0F2 0B0 0I1 0I2 0W2 0W1 reduce0 agree commit").unwrap();
-    assert_eq!(rig.adder.calls.join(" "), "begin refresh F0 F1 F2 I0 W0 I1 I2 W2 W1 reduce agree commit");
+    assert_eq!(rig.adder.calls.join(" "), "begin refresh F0 F1 F2 I0 W0 I1 I2 W2 W1 reduce agree commit verdict");
     assert_eq!(rig.adder.weight, 7.0);
     let early = rig.run("refresh0 0F0 0F1 0F2 0B0 0I1 0I2 0W2 reduce0 0W1 agree commit");
     assert_eq!(code(early), Code::ReduceMisplaced); // case B41
@@ -272,8 +281,8 @@ fn a_skipped_step_counts_as_an_attempt_only() {
     rig.adder.skip = true;
     let outcome = rig.run(text).unwrap();
     assert_eq!((outcome.step, outcome.epoch, outcome.verdict), (0, 0, Some(Verdict::Skip)));
-    assert_eq!((rig.adder.weight, rig.adder.rolls, rig.adder.aborts), (0.0, Rolls::default(), 1));
-    assert_eq!(rig.ledger.version(Stage(0)).unwrap().cache(), None, "the refresh was put back too");
+    assert_eq!((rig.adder.weight, rig.adder.rolls, rig.adder.aborts), (0.0, Rolls::default(), 0));
+    assert_eq!(rig.ledger.version(Stage(0)).unwrap().unwrap().cache(), None, "the refresh was put back too");
     rig.adder.skip = false;
     let outcome = rig.run(text).unwrap();
     assert_eq!((outcome.step, outcome.epoch, rig.adder.weight), (1, 1, 1.0));

@@ -24,6 +24,8 @@ pub enum Action {
     Evaluation,
     /// Saving or reading of the whole state.
     Checkpoint,
+    /// Reading of a weight version.
+    Epoch,
 }
 
 impl Action {
@@ -44,6 +46,7 @@ impl fmt::Display for Action {
             return f.write_str(match self {
                 Action::Step => "step",
                 Action::Evaluation => "evaluation",
+                Action::Epoch => "e_W",
                 _ => "checkpoint",
             });
         };

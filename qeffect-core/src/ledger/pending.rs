@@ -4,7 +4,7 @@
 //! state as it was, with the references given to the transition gone and the step to be aborted.
 
 use super::stage::did;
-use super::{Action, Ledger, LedgerError, Phase, Verdict};
+use super::{Action, Ledger, LedgerError, Phase};
 use crate::code::Code;
 use crate::ids::{Microbatch, Stage};
 use crate::plan::Op;
@@ -244,22 +244,20 @@ impl Pending<'_, Reduce> {
 }
 
 impl Pending<'_, Agree> {
-    /// All ranks have the same verdict.
-    pub fn finish(self, verdict: Verdict) {
+    /// Every rank has what all of them decide from.
+    pub fn finish(self) {
         let (ledger, _) = self.settle();
-        ledger.phase = Phase::Training { agreed: Some(verdict) };
+        ledger.phase = Phase::Training { agreed: true };
     }
 }
 
 impl Pending<'_, Commit> {
-    /// The weights have moved: a new epoch, and the rank is quiescent. Returns the epoch.
-    pub fn finish(self) -> u64 {
+    /// The weights have moved, unless a value was not finite: provisional until [`Ledger::settle`].
+    pub fn finish(self) {
         let (ledger, _) = self.settle();
         for stage in &mut ledger.stages {
             stage.version.commit();
         }
-        ledger.commits += 1;
-        ledger.phase = Phase::Quiescent;
-        ledger.commits
+        ledger.phase = Phase::Provisional;
     }
 }

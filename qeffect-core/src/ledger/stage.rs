@@ -82,6 +82,33 @@ impl StageState {
         self.start = (self.rolls(), self.version);
     }
 
+    /// A copy of a stage that nothing is in flight on.
+    pub fn at_rest(&self) -> StageState {
+        let rolls = self.rolls();
+        StageState {
+            contract: self.contract,
+            forward: Some(Token::restored(self.stage(), rolls.forward)),
+            backward: Some(Token::restored(self.stage(), rolls.backward)),
+            version: self.version,
+            refreshed: false,
+            reduced: false,
+            done: self.done.clone(),
+            start: (rolls, self.version),
+        }
+    }
+
+    /// Enters a whole step at once: `rolls` more, the cache refreshed, every microbatch's `bits`, weights committed.
+    pub fn replay(&mut self, rolls: Rolls, bits: u8) {
+        let (start, _) = self.start;
+        self.forward = Some(Token::restored(self.stage(), start.forward + rolls.forward));
+        self.backward = Some(Token::restored(self.stage(), start.backward + rolls.backward));
+        self.version.refresh();
+        self.version.commit();
+        self.refreshed = true;
+        self.reduced = true;
+        self.done.fill(bits);
+    }
+
     /// Puts back what [`begin`](Self::begin) saw.
     pub fn restore(&mut self) {
         let (rolls, version) = self.start;

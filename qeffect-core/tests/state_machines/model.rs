@@ -20,7 +20,10 @@ pub const RECOMPUTED: u8 = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     Rest,
-    Training(Option<Verdict>),
+    /// Whether the ranks have agreed.
+    Training(bool),
+    /// Committed, without its verdict.
+    Provisional,
     Evaluating,
 }
 
@@ -65,8 +68,9 @@ pub enum Call {
     Wait { backward: bool, stage: u32, microbatch: u32 },
     Refresh(u32),
     Reduce(u32),
-    Agree { verdict: Verdict, honest: bool },
+    Agree { honest: bool },
     Commit,
+    Settle(Verdict),
 }
 
 /// How the caller of an action ends it.
@@ -96,7 +100,7 @@ impl Model {
     }
 
     pub fn step(&self) -> u64 {
-        if matches!(self.phase, Phase::Training(_)) { self.attempts - 1 } else { self.attempts }
+        if matches!(self.phase, Phase::Training(_) | Phase::Provisional) { self.attempts - 1 } else { self.attempts }
     }
 
     fn key(&self, stage: u32, microbatch: u32) -> TapeKey {
@@ -119,8 +123,8 @@ impl Model {
         }
         // Whether a training step runs in which nothing is agreed yet.
         let training = |broken: &mut BTreeSet<Code>| match self.phase {
-            Phase::Training(None) => {}
-            Phase::Training(_) => drop(broken.insert(Code::CommitWithWork)),
+            Phase::Training(false) => {}
+            Phase::Training(true) => drop(broken.insert(Code::CommitWithWork)),
             _ => drop(broken.insert(Code::NotQuiescent)),
         };
         let stage = match *call {
@@ -236,7 +240,7 @@ impl Model {
                     broken.insert(Code::ReduceMisplaced);
                 }
             }
-            Call::Agree { honest, .. } => {
+            Call::Agree { honest } => {
                 training(&mut broken);
                 self.incomplete(&mut broken);
                 if !honest {
@@ -245,7 +249,12 @@ impl Model {
             }
             Call::Commit => {
                 self.incomplete(&mut broken);
-                if self.phase != Phase::Training(Some(Verdict::Good)) {
+                if self.phase != Phase::Training(true) {
+                    broken.insert(Code::CommitWithWork);
+                }
+            }
+            Call::Settle(_) => {
+                if self.phase != Phase::Provisional {
                     broken.insert(Code::CommitWithWork);
                 }
             }
@@ -281,7 +290,7 @@ impl Model {
             Call::Step | Call::Evaluation => {
                 self.start = self.stages.iter().map(|s| (s.cache, s.filled, s.rolls)).collect();
                 self.clear();
-                self.phase = if *call == Call::Step { Phase::Training(None) } else { Phase::Evaluating };
+                self.phase = if *call == Call::Step { Phase::Training(false) } else { Phase::Evaluating };
                 self.attempts += u64::from(*call == Call::Step);
             }
             Call::EndEvaluation => self.phase = Phase::Rest,
@@ -289,10 +298,7 @@ impl Model {
                 let step = self.step();
                 self.slots.purge(step);
                 if self.phase != Phase::Rest {
-                    for (stage, start) in self.stages.iter_mut().zip(&self.start) {
-                        (stage.cache, stage.filled, stage.rolls) = *start;
-                    }
-                    self.clear();
+                    self.restore();
                 }
                 self.pending = false;
                 self.phase = Phase::Rest;
@@ -332,14 +338,29 @@ impl Model {
                 (state.cache, state.filled, state.refreshed) = (Some(weights), Some(weights), true);
             }
             Call::Reduce(stage) => self.of(stage).reduced = true,
-            Call::Agree { verdict, .. } => self.phase = Phase::Training(Some(verdict)),
+            Call::Agree { .. } => self.phase = Phase::Training(true),
             Call::Commit => {
                 self.weights += 1;
                 let weights = self.weights;
                 self.stages.iter_mut().for_each(|stage| stage.filled = Some(weights));
+                self.phase = Phase::Provisional;
+            }
+            Call::Settle(verdict) => {
+                if verdict == Verdict::Skip {
+                    self.restore();
+                }
                 self.phase = Phase::Rest;
             }
         }
+    }
+
+    /// As the pass began.
+    fn restore(&mut self) {
+        for (stage, start) in self.stages.iter_mut().zip(&self.start) {
+            (stage.cache, stage.filled, stage.rolls) = *start;
+        }
+        self.weights -= u64::from(self.phase == Phase::Provisional);
+        self.clear();
     }
 
     fn clear(&mut self) {
@@ -368,12 +389,11 @@ impl Model {
             Call::Abort,
             Call::Commit,
             Call::Commit,
+            Call::Settle(Verdict::Good),
+            Call::Settle(Verdict::Good),
+            Call::Settle(Verdict::Skip),
         ];
-        for (verdict, honest) in
-            [(Verdict::Good, true), (Verdict::Good, true), (Verdict::Skip, true), (Verdict::Good, false)]
-        {
-            calls.push(Call::Agree { verdict, honest });
-        }
+        calls.extend([true, true, true, false].map(|honest| Call::Agree { honest }));
         for stage in [1, 2, 3] {
             calls.extend([Call::EndEvaluation; 6]);
             calls.extend([Call::Fill(stage), Call::Refresh(stage), Call::Refresh(stage), Call::Reduce(stage)]);

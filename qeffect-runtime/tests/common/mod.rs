@@ -87,6 +87,7 @@ impl Solo {
             coalesce,
             data_parallel: 1,
             tokens: config.tokens(),
+            rank: 0,
             ranks: 1,
             optim,
             norm: config.norm_plan().unwrap(),
@@ -146,14 +147,21 @@ impl Solo {
         }
     }
 
+    /// What all ranks decide from, where there is one.
+    pub fn agree(&mut self) {
+        self.shard.measure().unwrap();
+        let measured = self.shard.offer().unwrap();
+        self.shard.accept(&[measured]).unwrap();
+        self.shard.settle().unwrap();
+    }
+
     pub fn finish(&mut self) -> Verdict {
         for stage in 0..self.stages {
             self.shard.reduce(StageId(stage)).unwrap();
         }
-        let measured = self.shard.measure().unwrap();
-        let verdict = self.shard.settle(&[measured]).unwrap();
+        self.agree();
         self.shard.commit().unwrap();
-        verdict
+        self.shard.verdict().unwrap()
     }
 
     /// One step: F(m), I(m), W(m), microbatches ascending.

@@ -112,9 +112,9 @@ fn a_replayed_step_gives_the_bits_of_the_eager_one() {
                 let what = format!("{recipe}, {gradients:?}, {lanes} lanes, step {step}");
                 solo.shard.load(&batch(&config, step, MICROBATCHES)).unwrap();
                 solo.shard.device().launch(graph).unwrap();
-                let measured = solo.shard.measure().unwrap();
-                assert!(solo.shard.settle(&[measured]).unwrap().commit, "{what}");
+                solo.agree();
                 solo.shard.commit().unwrap();
+                assert!(solo.shard.verdict().unwrap().commit, "{what}");
                 let (losses, values) = &want[step as usize];
                 assert_eq!(solo.shard.losses().unwrap(), *losses, "{what}");
                 same(values, &solo.shard.export().unwrap(), &what);

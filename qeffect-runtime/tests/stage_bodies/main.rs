@@ -232,6 +232,7 @@ where
         microbatches: 1,
         data_parallel: 1,
         tokens: ROWS,
+        rank: 0,
         ranks: 1,
         optim: OptimConfig::default(),
         norm: NormPlan::new(sizes.iter().map(|(path, size)| (path.as_str(), *size))).unwrap(),

@@ -165,9 +165,9 @@ impl<'a> Drive<'a> {
         let rolls: Vec<(Stage, Option<Rolls>)> =
             self.stages.iter().map(|stage| (*stage, self.ledger.rolls(*stage))).collect();
         let counted = |stage: Stage| rolls.iter().find(|(s, _)| *s == stage).and_then(|(_, r)| *r).unwrap_or_default();
-        self.ledger.begin_agree(counted)?.finish(Verdict::Good);
+        self.ledger.begin_agree(counted)?.finish();
         self.ledger.begin_commit()?.finish();
-        Ok(())
+        self.ledger.settle(Verdict::Good).map(|_| ())
     }
 
     fn action(&mut self, item: &Item) -> Result<(), LedgerError> {

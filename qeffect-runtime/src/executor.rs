@@ -1,0 +1,312 @@
+//! What the driver calls for each node of a plan: moves tensors between stages and runs the shard's actions.
+//!
+//! It knows nothing of what tensors mean. Between two stages of one rank a tensor is handed over in place; between ranks
+//! its bytes travel. A tensor that came by message holds its receive buffer until its consumer has run. The same code
+//! runs a step and rehearses one for capture: then messages, too, are only written down.
+
+use qeffect_core::code::Code;
+use qeffect_core::execute::{Execute, Mode, Port};
+use qeffect_core::ids::{Microbatch, Stage as StageId};
+use qeffect_core::ledger::{Action, Rolls, Site, Verdict};
+use qeffect_core::plan::{Direction, Op, Plan};
+use qeffect_core::token::{Bwd, Fwd, Token};
+
+use crate::act::Act;
+use crate::capture::record::Entry;
+use crate::capture::replay::{POST, SEND, WAIT, message, node};
+use crate::data::Windows;
+use crate::error::{Error, Result};
+use crate::rank::Aftermath;
+use crate::shard::Shard;
+use crate::stage::Stage;
+use crate::transport::TransportError;
+use crate::wire::{Wire, message_shape};
+
+/// A tensor between its producer and its consumer.
+struct Parcel {
+    act: Act,
+    /// It came by message, in a receive buffer.
+    received: bool,
+}
+
+/// Tensors on their way: per edge and microbatch.
+#[derive(Default)]
+pub(crate) struct Mail {
+    inbound: Vec<Vec<Option<Parcel>>>,
+    outbound: Vec<Vec<Option<Act>>>,
+}
+
+impl Mail {
+    pub fn reset(&mut self, edges: usize, microbatches: usize) {
+        self.inbound.resize_with(edges, Vec::new);
+        self.outbound.resize_with(edges, Vec::new);
+        for slots in &mut self.inbound {
+            slots.clear();
+            slots.resize_with(microbatches, || None);
+        }
+        for slots in &mut self.outbound {
+            slots.clear();
+            slots.resize(microbatches, None);
+        }
+    }
+}
+
+/// Where messages go.
+pub(crate) enum Outlet<'a, 'w> {
+    /// To the other ranks.
+    Wire(&'a mut Wire<'w>),
+    /// Into the trace that the shard's device keeps.
+    Trace,
+}
+
+pub(crate) struct Executor<'a, 'w, S: Stage> {
+    pub shard: &'a mut Shard<S>,
+    pub mail: &'a mut Mail,
+    pub outlet: Outlet<'a, 'w>,
+    pub plan: &'a Plan,
+    /// What the pass runs on; a rehearsal has none.
+    pub batch: &'a [Windows],
+    /// Keep the logits of every microbatch, and compute no loss.
+    pub logits: bool,
+    pub after: &'a mut Aftermath,
+}
+
+impl<S: Stage> Executor<'_, '_, S> {
+    fn edge(&self, direction: Direction, from: StageId) -> Option<u32> {
+        let at = self.plan.edges.iter().position(|edge| edge.direction == direction && edge.from == from)?;
+        Some(at as u32)
+    }
+
+    /// The edge that brings a stage's input.
+    fn input(&self, direction: Direction, to: StageId) -> Option<u32> {
+        let at = self.plan.edges.iter().position(|edge| edge.direction == direction && edge.to == to)?;
+        Some(at as u32)
+    }
+
+    /// Takes what an action consumes, if it consumes anything.
+    fn take(&mut self, direction: Direction, at: Site) -> Result<Option<(u32, Parcel)>> {
+        let Some(edge) = self.input(direction, at.stage()) else { return Ok(None) };
+        let slot = self.mail.inbound.get_mut(edge as usize).and_then(|slots| slots.get_mut(at.microbatch().index()));
+        match slot.and_then(Option::take) {
+            Some(parcel) => Ok(Some((edge, parcel))),
+            None => Err(Error::Contract {
+                code: Code::MessageEarly,
+                message: format!("stage {} runs microbatch {} before its input is there", at.stage(), at.microbatch()),
+            }),
+        }
+    }
+
+    /// The consumer has run.
+    fn consumed(&mut self, parcel: Option<(u32, Parcel)>) -> Result<()> {
+        let Some((edge, Parcel { act, received })) = parcel else { return Ok(()) };
+        self.shard.free(act)?;
+        match &mut self.outlet {
+            _ if !received => Ok(()),
+            Outlet::Wire(wire) => wire.release(edge),
+            Outlet::Trace => {
+                self.shard.recorder().log(Entry::Release { edge });
+                Ok(())
+            }
+        }
+    }
+
+    /// Hands a result on: in place, or to the send that follows.
+    fn deliver(&mut self, direction: Direction, at: Site, act: Option<Act>) -> Result<()> {
+        let Some(act) = act else { return Ok(()) };
+        let Some(edge) = self.edge(direction, at.stage()) else { return self.shard.free(act) };
+        let ends = &self.plan.edges[edge as usize];
+        let (edge, m) = (edge as usize, at.microbatch().index());
+        if ends.from_rank == ends.to_rank {
+            self.mail.inbound[edge][m] = Some(Parcel { act, received: false });
+        } else {
+            self.mail.outbound[edge][m] = Some(act);
+        }
+        Ok(())
+    }
+
+    /// Names what follows in a trace.
+    fn enter(&mut self, action: Action) {
+        self.shard.recorder().enter(action);
+    }
+
+    fn enter_compute(&mut self, op: Op, at: Site) {
+        self.enter(node(op, at.stage(), at.microbatch()));
+    }
+
+    fn run_input_grad(&mut self, at: Site, tape: S::Tape, token: Token<Bwd>) -> Result<(S::Work, Token<Bwd>)> {
+        let parcel = self.take(Direction::Backward, at)?;
+        let dy = parcel.as_ref().map(|(_, parcel)| parcel.act);
+        let (dx, work, token) = self.shard.input_grad(at.stage(), at.microbatch(), dy, tape, token)?;
+        self.consumed(parcel)?;
+        self.deliver(Direction::Backward, at, dx)?;
+        Ok((work, token))
+    }
+}
+
+impl<S: Stage> Execute for Executor<'_, '_, S> {
+    type Tape = S::Tape;
+    type Work = S::Work;
+    type Error = Error;
+
+    fn begin(&mut self, step: u64, mode: Mode) -> Result<()> {
+        if mode != Mode::Train {
+            return self.shard.load(self.batch);
+        }
+        if matches!(self.outlet, Outlet::Wire(_)) {
+            self.shard.feed(self.batch, step)?;
+        }
+        self.enter(Action::Step);
+        self.shard.begin()?;
+        self.after.began = true;
+        Ok(())
+    }
+
+    fn forward(&mut self, at: Site, token: Token<Fwd>) -> Result<(S::Tape, Token<Fwd>)> {
+        self.enter_compute(Op::Forward, at);
+        let parcel = self.take(Direction::Forward, at)?;
+        let x = parcel.as_ref().map(|(_, parcel)| parcel.act);
+        let (y, tape, token) = self.shard.forward(at.stage(), at.microbatch(), x, token)?;
+        self.consumed(parcel)?;
+        self.deliver(Direction::Forward, at, y)?;
+        Ok((tape, token))
+    }
+
+    fn evaluate(&mut self, at: Site) -> Result<()> {
+        let parcel = self.take(Direction::Forward, at)?;
+        let x = parcel.as_ref().map(|(_, parcel)| parcel.act);
+        let y = self.shard.evaluate(at.stage(), at.microbatch(), x, !self.logits)?;
+        self.consumed(parcel)?;
+        match y {
+            Some(logits) if self.logits && self.edge(Direction::Forward, at.stage()).is_none() => {
+                let m = at.microbatch().index();
+                let kept = &mut self.after.logits;
+                kept.resize_with(kept.len().max(m + 1), Vec::new);
+                kept[m] = self.shard.reals(logits)?;
+                self.shard.free(logits)
+            }
+            y => self.deliver(Direction::Forward, at, y),
+        }
+    }
+
+    fn recompute(&mut self, at: Site, _tape: S::Tape) -> Result<S::Tape> {
+        Err(no_recompute(at.stage(), at.microbatch()))
+    }
+
+    fn input_grad(&mut self, at: Site, tape: S::Tape, token: Token<Bwd>) -> Result<(S::Work, Token<Bwd>)> {
+        self.enter_compute(Op::InputGrad, at);
+        self.run_input_grad(at, tape, token)
+    }
+
+    fn weight_grad(&mut self, works: std::vec::Drain<'_, (Site, S::Work)>) -> Result<()> {
+        if let Some((at, _)) = works.as_slice().first() {
+            self.enter_compute(Op::WeightGrad, *at);
+        }
+        for (at, work) in works {
+            self.shard.weight_grad(at.stage(), at.microbatch(), work)?;
+        }
+        Ok(())
+    }
+
+    fn full_backward(&mut self, at: Site, tape: S::Tape, token: Token<Bwd>) -> Result<Token<Bwd>> {
+        self.enter_compute(Op::FullBackward, at);
+        let (work, token) = self.run_input_grad(at, tape, token)?;
+        self.shard.weight_grad(at.stage(), at.microbatch(), work)?;
+        Ok(token)
+    }
+
+    fn send(&mut self, port: Port) -> Result<()> {
+        self.enter(message(SEND, port));
+        let slot = self.mail.outbound.get_mut(port.edge as usize).and_then(|s| s.get_mut(port.microbatch.index()));
+        let Some(act) = slot.and_then(Option::take) else {
+            let message = format!("{} sends what is not there", message(SEND, port));
+            return Err(Error::Contract { code: Code::MessageEarly, message });
+        };
+        match &mut self.outlet {
+            Outlet::Wire(wire) => wire.send(self.shard.device(), port, act)?,
+            Outlet::Trace => self.shard.recorder().log(Entry::Send { port, act }),
+        }
+        self.shard.free(act)
+    }
+
+    fn post(&mut self, port: Port) -> Result<()> {
+        self.enter(message(POST, port));
+        match &mut self.outlet {
+            Outlet::Wire(wire) => wire.post(port),
+            Outlet::Trace => {
+                self.shard.recorder().log(Entry::Post { port });
+                Ok(())
+            }
+        }
+    }
+
+    fn wait(&mut self, port: Port) -> Result<()> {
+        self.enter(message(WAIT, port));
+        let stage = self.shard.stages().find(|(id, _)| *id == port.stage);
+        let Some((dtype, [rows, cols])) = stage.and_then(|(_, stage)| message_shape(stage, port.direction)) else {
+            return Err(TransportError::NoEdge { edge: port.edge }.into());
+        };
+        let act = self.shard.lease(dtype, rows, cols)?;
+        match &mut self.outlet {
+            Outlet::Wire(wire) => wire.wait(self.shard.device(), port, act)?,
+            Outlet::Trace => self.shard.recorder().log(Entry::Wait { port, act }),
+        }
+        let slot = self.mail.inbound.get_mut(port.edge as usize).and_then(|s| s.get_mut(port.microbatch.index()));
+        *slot.ok_or(TransportError::NoEdge { edge: port.edge })? = Some(Parcel { act, received: true });
+        Ok(())
+    }
+
+    fn refresh(&mut self, stage: StageId) -> Result<()> {
+        self.enter(node(Op::Refresh, stage, Microbatch(0)));
+        self.shard.refresh(stage)
+    }
+
+    fn reduce(&mut self, stage: StageId) -> Result<()> {
+        self.enter(node(Op::Reduce, stage, Microbatch(0)));
+        self.shard.reduce(stage)
+    }
+
+    fn rolls(&self, stage: StageId) -> Rolls {
+        self.shard.rolls(stage).unwrap_or_default()
+    }
+
+    fn agree(&mut self) -> Result<()> {
+        self.enter(node(Op::Agree, StageId(0), Microbatch(0)));
+        self.shard.measure()?;
+        match &mut self.outlet {
+            Outlet::Wire(wire) => {
+                let all = wire.gather(self.shard.offer()?)?;
+                self.shard.accept(&all)?;
+            }
+            Outlet::Trace => {
+                let exchange = self.shard.exchange()?;
+                self.shard.recorder().log(Entry::Agree(exchange));
+            }
+        }
+        self.shard.settle()
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        self.enter(node(Op::Commit, StageId(0), Microbatch(0)));
+        self.after.unsure = true;
+        self.shard.commit()
+    }
+
+    fn verdict(&mut self) -> Result<Verdict> {
+        match &self.outlet {
+            Outlet::Wire(_) => self.after.conclude(self.shard),
+            // A rehearsal is of a good step.
+            Outlet::Trace => Ok(Verdict::Good),
+        }
+    }
+
+    fn abort(&mut self) {
+        let result = if self.after.began { self.shard.abort() } else { self.shard.abort_evaluation() };
+        self.after.failure = result.err();
+        self.mail.reset(0, 0);
+    }
+}
+
+/// The refusal of R, which stages do not offer.
+pub(crate) fn no_recompute(stage: StageId, microbatch: Microbatch) -> Error {
+    Error::Config(format!("R({stage}, {microbatch}): these stages keep their tapes and recompute nothing"))
+}

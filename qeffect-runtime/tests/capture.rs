@@ -1,0 +1,360 @@
+//! Captured steps: they allocate nothing, evaluation between them leaves no trace, and a value that is not finite,
+//! wherever it arises, changes nothing in any mode.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use common::batch;
+use qeffect_core::dtype::Dtype;
+use qeffect_core::plan::Checked;
+use qeffect_runtime::capture::CaptureMode;
+use qeffect_runtime::cmd::Cmd;
+use qeffect_runtime::cpu::CpuDevice;
+use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+use qeffect_runtime::error::Error;
+use qeffect_runtime::gpt::{GptConfig, GptStage};
+use qeffect_runtime::optim::OptimConfig;
+use qeffect_runtime::session::{OnNonFinite, Session, SessionConfig, Snapshot};
+use qeffect_schedules::{eval_loop, eval_v, one_f_one_b, zb_h1, zb_v};
+
+const OPTIM: OptimConfig = OptimConfig {
+    steps: 200,
+    warmup: 2,
+    peak: 4e-3,
+    floor: 1e-3,
+    beta1: 0.9,
+    beta2: 0.95,
+    epsilon: 1e-8,
+    weight_decay: 0.1,
+    clip: 1.0,
+};
+
+fn model() -> GptConfig {
+    let recipe = "fp8-delayed:history=4".parse().unwrap();
+    GptConfig { vocab: 32, hidden: 16, heads: 2, ffn: 32, layers: 2, seq: 8, sequences: 2, recipe }
+}
+
+/// What a device under test does beside its work, and what it has seen.
+#[derive(Default)]
+struct Watch {
+    allocs: usize,
+    launches: usize,
+    /// Commands since the last [`Watch::arm`], by name; only those that [`output`] knows.
+    seen: Vec<&'static str>,
+    /// Which of them leaves a NaN behind.
+    spoil: Option<usize>,
+}
+
+impl Watch {
+    fn arm(&mut self, spoil: Option<usize>) {
+        self.seen.clear();
+        self.spoil = spoil;
+    }
+}
+
+/// A cpu device that runs lists command by command, so that it can spoil one in every mode.
+struct Watched {
+    device: CpuDevice,
+    graphs: Vec<Vec<Cmd>>,
+    watch: Arc<Mutex<Watch>>,
+}
+
+impl Watched {
+    fn boxed(watch: &Arc<Mutex<Watch>>) -> Box<dyn Device> {
+        Box::new(Watched { device: CpuDevice::new(), graphs: Vec::new(), watch: watch.clone() })
+    }
+}
+
+/// What a command of F, I, W, B, refresh, reduce or agree computes and hands on. Copies of state are none of these, and
+/// what follows `Settle` is the commit itself.
+fn output(cmd: &Cmd) -> Option<Buf> {
+    match cmd {
+        Cmd::Gemm { out, .. }
+        | Cmd::Embed { out, .. }
+        | Cmd::Attention { out, .. }
+        | Cmd::Add { out, .. }
+        | Cmd::ColumnSums { out, .. }
+        | Cmd::SumSlots { out, .. } => Some(*out),
+        Cmd::Quantise { scale_inv, flag: Some(_), .. } => Some(*scale_inv),
+        Cmd::Roll { scales, unless: None, .. } => Some(*scales),
+        Cmd::EmbedGrad { table_grad, .. } => Some(*table_grad),
+        Cmd::LayerNorm { y, .. } | Cmd::Gelu { y, .. } => Some(*y),
+        Cmd::LayerNormGrad { dx, .. } | Cmd::GeluGrad { dx, .. } => Some(*dx),
+        Cmd::AttentionGrad { dqkv, .. } => Some(*dqkv),
+        Cmd::CrossEntropy { lse, .. } => Some(*lse),
+        Cmd::CrossEntropyGrad { dlogits, .. } => Some(*dlogits),
+        _ => None,
+    }
+}
+
+impl Device for Watched {
+    fn name(&self) -> &str {
+        "watched"
+    }
+    fn caps(&self) -> Caps {
+        self.device.caps()
+    }
+    fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
+        self.watch.lock().unwrap().allocs += 1;
+        self.device.alloc(spec)
+    }
+    fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
+        self.device.spec(buf)
+    }
+    fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
+        self.device.issue(cmd)?;
+        let Some(buf) = output(cmd) else { return Ok(()) };
+        let mut watch = self.watch.lock().unwrap();
+        watch.seen.push(cmd.name());
+        if watch.spoil != Some(watch.seen.len() - 1) {
+            return Ok(());
+        }
+        let spec = self.device.spec(buf)?.clone();
+        let mut bytes = vec![0; spec.bytes()];
+        self.device.read(buf, &mut bytes)?;
+        match spec.dtype {
+            Dtype::Bf16 => bytes[..2].copy_from_slice(&[0xC0, 0x7F]),
+            Dtype::F32 => bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes()),
+            dtype => panic!("{} writes {dtype}", cmd.name()),
+        }
+        self.device.write(buf, &bytes)
+    }
+    fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.device.write(buf, bytes)
+    }
+    fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read(buf, bytes)
+    }
+    fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
+        self.device.poison(buf)
+    }
+    fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
+        self.graphs.push(cmds);
+        self.device.instantiate(Vec::new()) // its number is that of our list
+    }
+    fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+        self.watch.lock().unwrap().launches += 1;
+        let cmds = std::mem::take(&mut self.graphs[graph.index()]);
+        let result = cmds.iter().try_for_each(|cmd| self.issue(cmd));
+        self.graphs[graph.index()] = cmds;
+        result
+    }
+    fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+        self.graphs[graph.index()].clear();
+        self.device.drop_graph(graph)
+    }
+}
+
+/// The three modes with a device per rank, and whole steps on one device for all.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum How {
+    PerRank(CaptureMode),
+    OneDevice,
+}
+
+const HOW: [How; 4] = [
+    How::PerRank(CaptureMode::Eager),
+    How::PerRank(CaptureMode::Action),
+    How::PerRank(CaptureMode::Step),
+    How::OneDevice,
+];
+
+fn session(
+    how: How,
+    checked: &Checked,
+    blocks: &[usize],
+    on_nonfinite: OnNonFinite,
+) -> (Session<GptStage>, Vec<Arc<Mutex<Watch>>>) {
+    let config = model();
+    let stages = config.stages(blocks).unwrap();
+    let session_config = SessionConfig { on_nonfinite, ..SessionConfig::new(OPTIM, config.tokens()) };
+    let watches: Vec<Arc<Mutex<Watch>>> = match how {
+        How::PerRank(_) => (0..checked.schedule.ranks).map(|_| Arc::default()).collect(),
+        How::OneDevice => vec![Arc::default()],
+    };
+    let session = match how {
+        How::PerRank(capture) => {
+            let session_config = SessionConfig { capture, ..session_config };
+            Session::with_devices(checked.clone(), stages, session_config, |r| Ok(Watched::boxed(&watches[r.index()])))
+        }
+        How::OneDevice => Session::on_one_device(checked.clone(), stages, session_config, Watched::boxed(&watches[0])),
+    };
+    (session.unwrap(), watches)
+}
+
+/// All that must not move in a bad step. Its gradients are nobody's.
+fn state(snapshot: Snapshot) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
+    let values = snapshot.values.into_iter().filter(|(name, _)| !name.ends_with("/gradient"));
+    let versions = snapshot.versions.iter().map(|v| format!("{v:?}"));
+    (values.map(|(name, value)| (name, value.bytes)).collect(), versions.collect())
+}
+
+#[test]
+fn a_replayed_step_allocates_nothing_and_launches_what_was_captured() {
+    let config = model();
+    for how in HOW {
+        let (mut session, watches) = session(how, zb_v::<2, 4>(), &[0, 1, 1, 0], OnNonFinite::Skip);
+        let sum = |of: fn(&Watch) -> usize| watches.iter().map(|watch| of(&watch.lock().unwrap())).sum::<usize>();
+        assert_eq!(sum(|watch| watch.launches), 0, "{how:?}: capture carries nothing out");
+        let captured = how != How::PerRank(CaptureMode::Eager);
+        let mut before = sum(|watch| watch.allocs);
+        for step in 0..3u64 {
+            let report = session.step(batch(&config, step, 4)).unwrap();
+            let (allocs, launches) = (sum(|watch| watch.allocs), sum(|watch| watch.launches));
+            assert!(allocs == before || step == 0 && !captured, "{how:?}: step {step} allocated");
+            before = allocs;
+            assert_eq!((report.graphs, report.launches * (step as usize + 1)), (report.launches, launches), "{how:?}");
+            match how {
+                How::PerRank(CaptureMode::Eager) => assert_eq!(report.launches, 0),
+                // F, I and W of 4 stages and microbatches, and per rank at least begin, agree and commit.
+                How::PerRank(CaptureMode::Action) => assert!(report.launches >= 4 * 4 * 3 + 2 * 3, "{report:?}"),
+                How::PerRank(CaptureMode::Step) => assert!((2..60).contains(&report.launches), "{report:?}"),
+                How::OneDevice => assert_eq!(report.launches, 1),
+            }
+        }
+    }
+}
+
+// Cases B19, B20 and B26: a replay writes the very gradients, parameters and moments that the eager step writes, named by
+// path, and what is read between replays is what the last one wrote.
+#[test]
+fn evaluation_between_captured_steps_leaves_no_trace() {
+    let config = model();
+    let mut wanted = None;
+    for how in HOW {
+        let run = |evaluates: bool| {
+            let (mut session, _) = session(how, zb_v::<2, 4>(), &[0, 1, 1, 0], OnNonFinite::Skip);
+            let evaluation = session.evaluation(eval_v::<2, 4>().clone()).unwrap();
+            for step in 0..6 {
+                session.step(batch(&config, step, 4)).unwrap();
+                if evaluates {
+                    session.evaluate(&evaluation, batch(&config, 100 + step, 4)).unwrap();
+                }
+            }
+            session.snapshot().unwrap()
+        };
+        let (with, without) = (run(true), run(false));
+        assert_eq!(with, without, "{how:?}");
+        assert_eq!(*wanted.get_or_insert_with(|| with.clone()), with, "{how:?}");
+    }
+}
+
+/// The first, middle and last of every kind of command.
+fn targets(seen: &[&'static str]) -> Vec<usize> {
+    let mut places: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    seen.iter().enumerate().for_each(|(at, name)| places.entry(name).or_default().push(at));
+    let mut targets: Vec<usize> = places.values().flat_map(|at| [at[0], at[at.len() / 2], at[at.len() - 1]]).collect();
+    targets.sort_unstable();
+    targets.dedup();
+    targets
+}
+
+fn a_nan_anywhere_changes_nothing(checked: &Checked, blocks: &[usize], kinds: &[&str]) {
+    let config = model();
+    for how in HOW {
+        let (mut clean, _) = session(how, checked, blocks, OnNonFinite::Skip);
+        let (mut skips, watches) = session(how, checked, blocks, OnNonFinite::Skip);
+        let (mut stops, stop_watches) = session(how, checked, blocks, OnNonFinite::Stop);
+        watches.iter().for_each(|watch| watch.lock().unwrap().arm(None));
+        for step in 0..2 {
+            watches.iter().for_each(|watch| watch.lock().unwrap().arm(None));
+            for session in [&mut clean, &mut skips, &mut stops] {
+                session.step(batch(&config, step, 4)).unwrap();
+            }
+        }
+        let before = state(skips.snapshot().unwrap());
+        let seen: Vec<Vec<&str>> = watches.iter().map(|watch| watch.lock().unwrap().seen.clone()).collect();
+        for kind in kinds {
+            assert!(seen.iter().flatten().any(|name| name == kind), "{how:?}: no {kind}");
+        }
+        let mut attempts = 2;
+        for (at, watch) in watches.iter().enumerate() {
+            for target in targets(&seen[at]) {
+                let what = format!("{how:?}: a NaN from {} ({target}) of device {at}", seen[at][target]);
+                watch.lock().unwrap().arm(Some(target));
+                let report = skips.step(batch(&config, 2, 4)).unwrap();
+                assert!(report.skipped, "{what}");
+                assert_eq!((report.step, report.epoch), (attempts, 2), "{what}");
+                assert!(state(skips.snapshot().unwrap()) == before, "{what}");
+                attempts += 1;
+                if attempts % 8 == 0 {
+                    stop_watches[at].lock().unwrap().arm(Some(target));
+                    let error = stops.step(batch(&config, 2, 4)).unwrap_err();
+                    assert!(matches!(error, Error::NotFinite { .. }), "{what}: {error}");
+                    assert!(error.to_string().contains("is not finite; nothing has changed"), "{error}");
+                    assert!(state(stops.snapshot().unwrap()) == before, "{what}");
+                    stop_watches[at].lock().unwrap().arm(None);
+                }
+            }
+            watch.lock().unwrap().arm(None);
+        }
+        assert!(attempts > 20, "{how:?}: {attempts}");
+        // On with the next batch, as if the bad ones had never been.
+        for step in 3..6 {
+            let wanted = clean.step(batch(&config, step, 4)).unwrap();
+            for session in [&mut skips, &mut stops] {
+                let found = session.step(batch(&config, step, 4)).unwrap();
+                assert_eq!(
+                    (found.losses, found.grad_norm, found.epoch),
+                    (wanted.losses.clone(), wanted.grad_norm, step)
+                );
+            }
+        }
+        let wanted = clean.snapshot().unwrap();
+        assert_eq!(skips.snapshot().unwrap(), wanted, "{how:?}");
+        assert_eq!(stops.snapshot().unwrap(), wanted, "{how:?}");
+    }
+}
+
+const KINDS: &[&str] = &[
+    "embed",
+    "layer_norm",
+    "quantise",
+    "gemm",
+    "attention",
+    "gelu",
+    "add",
+    "cross_entropy",
+    "cross_entropy_grad",
+    "layer_norm_grad",
+    "attention_grad",
+    "gelu_grad",
+    "embed_grad",
+    "column_sums",
+    "roll",
+    "sum_slots",
+];
+
+#[test]
+fn a_nan_in_f_i_w_refresh_or_reduce_changes_nothing() {
+    a_nan_anywhere_changes_nothing(zb_h1::<2, 4>(), &[1, 1], KINDS);
+}
+
+#[test]
+fn a_nan_in_b_changes_nothing() {
+    a_nan_anywhere_changes_nothing(one_f_one_b::<2, 4>(), &[1, 1], KINDS);
+}
+
+#[test]
+fn stop_says_which_loss_was_not_finite() {
+    let config = model();
+    for how in HOW {
+        let (mut session, _) = session(how, zb_h1::<2, 4>(), &[1, 1], OnNonFinite::Stop);
+        let evaluation = session.evaluation(eval_loop::build(2, 4, 1).unwrap()).unwrap();
+        session.step(batch(&config, 0, 4)).unwrap();
+        let path = "blocks.1.ln1.bias";
+        let values = session.param(path).unwrap();
+        let mut broken = values.clone();
+        broken[0] = f64::INFINITY;
+        session.set_params(BTreeMap::from([(path.to_owned(), broken)])).unwrap();
+        let error = session.step(batch(&config, 1, 4)).unwrap_err().to_string();
+        assert!(error.starts_with("step 1: "), "{how:?}: {error}");
+        assert!(error.ends_with(" is not finite; nothing has changed"), "{how:?}: {error}");
+        session.set_params(BTreeMap::from([(path.to_owned(), values)])).unwrap();
+        let losses = session.evaluate(&evaluation, batch(&config, 2, 4)).unwrap();
+        assert!(losses.iter().all(|loss| loss.is_finite()));
+        assert_eq!(session.step(batch(&config, 1, 4)).unwrap().epoch, 2);
+    }
+}
