@@ -6,6 +6,7 @@ use clap::Parser;
 use qeffect::core::bind::GradientChoice;
 use qeffect::core::recipe::Recipe;
 use qeffect::runtime::capture::CaptureMode;
+use qeffect::runtime::place::Place;
 use qeffect::runtime::session::OnNonFinite;
 use qeffect::schedules::{Entry, library};
 use qeffect::train::{Config, Data, Model, Optimizer, Pipeline, Run};
@@ -33,6 +34,10 @@ pub struct Args {
     /// `fp8-delayed:history=4,update=step`), bf16, f32 or f64
     #[arg(long, default_value = "fp8-delayed", value_parser = |text: &str| text.parse::<Recipe>())]
     pub recipe: Recipe,
+
+    /// Where to compute: auto, cpu, or cuda:N, a GPU that all ranks share
+    #[arg(long, default_value_t, value_parser = |text: &str| text.parse::<Place>())]
+    pub device: Place,
 
     /// Pipeline ranks (threads)
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -106,6 +111,7 @@ impl Args {
             run: Run {
                 seed: self.seed,
                 out: self.out.clone(),
+                device: self.device,
                 evaluations: self.evaluations,
                 sample: self.sample,
                 capture: self.capture,

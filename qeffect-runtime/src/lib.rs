@@ -26,6 +26,7 @@ pub mod op;
 pub mod ops;
 pub mod optim;
 pub mod params;
+pub mod place;
 pub mod pool;
 pub mod prelude;
 pub mod profile;

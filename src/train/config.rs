@@ -7,6 +7,7 @@ use qeffect_core::recipe::Recipe;
 use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
+use qeffect_runtime::place::Place;
 use qeffect_runtime::session::OnNonFinite;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -101,6 +102,9 @@ pub struct Run {
     pub seed: u64,
     /// Folder for metrics and plots.
     pub out: PathBuf,
+    /// Where it computes: `cpu`, `cuda:0` and so on for a GPU that all ranks share, or `auto`.
+    #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
+    pub device: Place,
     /// Evaluations over the run; the last one is on all held-out windows that fill whole passes, the others on the first
     /// 64 KiB.
     pub evaluations: u64,
@@ -149,6 +153,7 @@ impl Default for Run {
         Run {
             seed: 1,
             out: "runs".into(),
+            device: Place::default(),
             evaluations: 5,
             sample: 400,
             prompt: "\n\nHAMLET.\n".into(),

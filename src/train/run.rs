@@ -64,7 +64,9 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
         on_nonfinite: config.run.on_nonfinite,
         ..SessionConfig::new(config.optimizer.adamw(), model.tokens())
     };
-    let mut session = Session::new(checked.clone(), model.stages(&model.split(stages)?)?, session_config)?;
+    let device = |_| config.run.device.open(&model.recipe);
+    let mut session =
+        Session::with_devices(checked.clone(), model.stages(&model.split(stages)?)?, session_config, device)?;
     let held_out = HeldOut::new(&data, &session, evaluation, model.sequences)?;
     let name = format!("{schedule}-{}-seed{}", model.recipe.name(), config.run.seed);
     let mut folder = RunFolder::create(&config.run.out, &name)?;

@@ -1,5 +1,6 @@
 //! Graphs against the commands one by one, and against themselves.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use qeffect_core::bind::Gradients;
@@ -7,6 +8,7 @@ use qeffect_kernels::graph::Shape;
 use qeffect_runtime::cmd::Cmd;
 use qeffect_runtime::cuda::CudaDevice;
 use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+use qeffect_runtime::fuse::fuse;
 
 use crate::common::{Solo, batch};
 use crate::rig::{Pair, there_is_a_gpu};
@@ -21,6 +23,8 @@ struct Seen {
     list: Vec<Cmd>,
     done: bool,
     shapes: Vec<Shape>,
+    /// Elements of every buffer.
+    buffers: BTreeMap<Buf, usize>,
 }
 
 /// A GPU that writes down what it is asked to do.
@@ -37,7 +41,10 @@ impl Device for Recorder {
         self.device.caps()
     }
     fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
-        self.device.alloc(spec)
+        let elements = spec.elements();
+        let buf = self.device.alloc(spec)?;
+        self.seen.lock().unwrap().buffers.insert(buf, elements);
+        Ok(buf)
     }
     fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
         self.device.spec(buf)
@@ -73,7 +80,7 @@ impl Device for Recorder {
 }
 
 /// A step up to its measurement is one graph; every later step launches it. Gradients that are added in place give the bits
-/// of those that are copied and then summed.
+/// of those that are copied and then summed, fused commands those of their parts.
 #[test]
 fn a_replayed_step_gives_the_bits_of_the_eager_one() {
     if !there_is_a_gpu() {
@@ -88,15 +95,24 @@ fn a_replayed_step_gives_the_bits_of_the_eager_one() {
                 (eager.shard.losses().unwrap(), eager.shard.export().unwrap())
             })
             .collect();
-        for lanes in [1, 4] {
+        for (lanes, fused) in [(1, false), (4, false), (4, true)] {
             let seen = Arc::new(Mutex::new(Seen::default()));
             let device = CudaDevice::with_lanes(0, lanes).unwrap();
             let device = Box::new(Recorder { device, seen: seen.clone() });
             let mut solo = Solo::with_device(&config, &[config.layers], MICROBATCHES, OPTIM, gradients, device);
-            *seen.lock().unwrap() = Seen::default(); // a step begins after the prologue
+            seen.lock().unwrap().list.clear(); // a step begins after the prologue
+            seen.lock().unwrap().done = false;
+            // What there is before a step outlives it; what a step leases does not.
+            let kept: BTreeSet<Buf> = seen.lock().unwrap().buffers.keys().copied().collect();
             solo.step(&batch(&config, 0, MICROBATCHES));
-            let list = std::mem::take(&mut seen.lock().unwrap().list);
+            let mut list = std::mem::take(&mut seen.lock().unwrap().list);
             assert!(list.len() > 300, "{} commands", list.len());
+            if fused {
+                let (buffers, all) = (seen.lock().unwrap().buffers.clone(), list.len());
+                list = fuse(list, &kept, &|buf| buffers.get(&buf).copied());
+                println!("{all} commands, {} after fusion", list.len());
+                assert!(list.iter().any(|cmd| matches!(cmd, Cmd::Fused(_))));
+            }
             let before = solo.shard.export().unwrap();
             let graph = solo.shard.device().instantiate(list.clone()).unwrap();
             let again = solo.shard.device().instantiate(list).unwrap();
@@ -106,10 +122,10 @@ fn a_replayed_step_gives_the_bits_of_the_eager_one() {
             {
                 let shapes = &seen.lock().unwrap().shapes;
                 assert_eq!(shapes[0], shapes[1], "capturing twice gives the same graph");
-                println!("{recipe}, {gradients:?}, {lanes} lanes: {:?}", shapes[0]);
+                println!("{recipe}, {gradients:?}, {lanes} lanes, fused: {fused}: {:?}", shapes[0]);
             }
             for step in 1..STEPS {
-                let what = format!("{recipe}, {gradients:?}, {lanes} lanes, step {step}");
+                let what = format!("{recipe}, {gradients:?}, {lanes} lanes, fused: {fused}, step {step}");
                 solo.shard.load(&batch(&config, step, MICROBATCHES)).unwrap();
                 solo.shard.device().launch(graph).unwrap();
                 solo.agree();
