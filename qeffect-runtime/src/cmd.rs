@@ -65,6 +65,25 @@ pub struct GroupOperand {
     pub transposed: bool,
 }
 
+/// All inputs to all outputs, or why not.
+pub type CpuKernel = fn(&[&[f64]], &mut [&mut [f64]]) -> Result<(), String>;
+
+/// A kernel that an op brings along.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    /// Its name, for messages and profiles.
+    pub name: &'static str,
+    /// What it computes on cpu: all inputs, in order, to all outputs, whose lengths are given and whose elements are 0. What
+    /// it writes is rounded to the types of the outputs. Sums have an order that depends on lengths only, or runs differ.
+    pub cpu: CpuKernel,
+}
+
+impl PartialEq for Kernel {
+    fn eq(&self, other: &Kernel) -> bool {
+        self.name == other.name && std::ptr::fn_addr_eq(self.cpu, other.cpu)
+    }
+}
+
 /// Constants of AdamW.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AdamWConfig {
@@ -524,6 +543,15 @@ pub enum Cmd {
         /// If this flag is set, nothing is done.
         unless: Buf,
     },
+    /// A kernel that an op brings along. No output may be an input, and none may stand there twice.
+    Launch {
+        /// What it computes.
+        kernel: Kernel,
+        /// Activations or masters.
+        inputs: Vec<Buf>,
+        /// Activations or masters, written whole.
+        outputs: Vec<Buf>,
+    },
     /// `counter += 1`, unless the flag is set.
     Advance {
         /// u64, one element.
@@ -587,6 +615,7 @@ impl Cmd {
             Cmd::SumSquares { .. } => "sum_squares",
             Cmd::Settle { .. } => "settle",
             Cmd::AdamW { .. } => "adamw",
+            Cmd::Launch { kernel, .. } => kernel.name,
             Cmd::Advance { .. } => "advance",
             Cmd::CopyIf { .. } => "copy_if",
             Cmd::Fused(fused) => fused.name(),

@@ -13,7 +13,7 @@ use qeffect_core::schedule::Update;
 use qeffect_core::token::{Bwd, Fwd, Token};
 
 use crate::act::{Act, Fp8, Kept};
-use crate::cmd::{Beside, Cmd, Operand, Scalar};
+use crate::cmd::{Beside, Cmd, Kernel, Operand, Scalar};
 use crate::device::{Buf, Device};
 use crate::error::{Error, Result};
 pub use crate::gradients::GradDst;
@@ -63,6 +63,8 @@ pub struct Cx<'a> {
     pub(crate) grads: &'a mut Grads,
     pub(crate) microbatch: Microbatch,
     pub(crate) targets: bool,
+    /// An F that is run again: the scales that it used the first time. It moves nothing.
+    pub(crate) again: Option<Option<Act>>,
 }
 
 impl Cx<'_> {
@@ -292,6 +294,12 @@ impl Cx<'_> {
         Ok(out)
     }
 
+    /// Runs a kernel that the op brings along.
+    pub fn launch(&mut self, kernel: Kernel, inputs: &[Act], outputs: &[Act]) -> Result<()> {
+        let bufs = |acts: &[Act]| acts.iter().map(|act| act.buf).collect();
+        self.issue(Cmd::Launch { kernel, inputs: bufs(inputs), outputs: bufs(outputs) })
+    }
+
     /// `Σ x[i, j]` over rows, into a gradient.
     pub fn column_sums(&mut self, x: Act, dst: GradDst) -> Result<()> {
         self.issue(Cmd::ColumnSums { x: x.buf, out: dst.act().buf, cols: x.cols })
@@ -357,7 +365,7 @@ impl Cx<'_> {
 
     fn roll(&mut self, role: Role) -> Result<bool> {
         match self.state.bank(role) {
-            Some(bank) if self.state.update() == Update::Microbatch => {
+            Some(bank) if self.again.is_none() && self.state.update() == Update::Microbatch => {
                 bank.roll(self.device, None)?;
                 Ok(true)
             }
@@ -373,6 +381,16 @@ impl Cx<'_> {
                 return Err(Error::Contract {
                     code: Code::TokenOutOfOrder,
                     message: format!("{} cell {} is not moved by this action", cell.role.name(), cell.index),
+                });
+            }
+        };
+        let (scale, record) = match self.again {
+            None => (bank.scale(cell.index), record),
+            Some(Some(scales)) if role == Role::Input => (Scalar { buf: scales.buf, index: cell.index }, false),
+            Some(_) => {
+                return Err(Error::Contract {
+                    code: Code::TokenOutOfOrder,
+                    message: format!("{} cell {} is not read by a recomputation", role.name(), cell.index),
                 });
             }
         };
@@ -400,7 +418,7 @@ impl Cx<'_> {
             rows: x.rows,
             cols: x.cols,
             format,
-            scale: bank.scale(cell.index),
+            scale,
             codes: codes.buf,
             transposed,
             beside,

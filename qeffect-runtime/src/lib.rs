@@ -31,6 +31,7 @@ pub mod pool;
 pub mod prelude;
 pub mod profile;
 pub mod rank;
+pub mod recompute;
 pub mod retained;
 pub mod rng;
 pub mod sample;

@@ -4,6 +4,7 @@ pub use qeffect_macros::{effect, retained, stage};
 
 pub use crate::act::{Act, Fp8, Kept};
 pub use crate::built::{Built, Cut};
+pub use crate::cmd::Kernel;
 pub use crate::cx::Cx;
 pub use crate::error::{Error, Result};
 pub use crate::op::{Bwd, Effects, Fwd, Op, PureOp, Token, witness};

@@ -324,7 +324,7 @@ impl<S: Stage> Shard<S> {
         Ok(())
     }
 
-    fn context(&mut self, stage: StageId, microbatch: Microbatch, targets: bool) -> Result<(&S, Cx<'_>)> {
+    pub(crate) fn context(&mut self, stage: StageId, microbatch: Microbatch, targets: bool) -> Result<(&S, Cx<'_>)> {
         let Shard { device, pool, parts, run, order, .. } = self;
         let part = parts.iter_mut().find(|part| part.id == stage).ok_or_else(|| wrong_rank(stage))?;
         let cx = Cx {
@@ -337,6 +337,7 @@ impl<S: Stage> Shard<S> {
             grads: &mut part.grads,
             microbatch,
             targets,
+            again: None,
         };
         Ok((&part.stage, cx))
     }

@@ -198,6 +198,18 @@ impl<'a> Emitter<'a> {
         quote_spanned!(span=> <#op as #krate::op::Op>)
     }
 
+    /// `let param: <linear as Op>::Param<'_> = &w.qkv;`, the same in all functions: what is wrong with it is said once.
+    fn param(&self, call: &Call) -> TokenStream {
+        let op = self.op(call);
+        let at = call.op.segments.last().map_or_else(Span::call_site, |segment| segment.ident.span());
+        let args: Vec<TokenStream> = call.args.iter().map(|arg| hygienic!(#arg)).collect();
+        let args = match &args[..] {
+            [one] => one.clone(),
+            many => quote_spanned!(at=> (#(#many),*)),
+        };
+        hygienic!(let param: #op::Param<'_> = #args;)
+    }
+
     /// `.and(<linear as Op>::EFFECTS)..`
     fn effects(&self, scope: &Scope) -> TokenStream {
         let mut all = TokenStream::new();
@@ -236,14 +248,15 @@ impl<'a> Emitter<'a> {
             let tape = local(&format!("t{at}"));
             code.push(match item {
                 Item::Call(call) => {
-                    let (op, param) = (self.op(call), param(call));
+                    let (op, param) = (self.op(call), self.param(call));
                     let (inputs, outputs) = (vars(&call.inputs), vars(&call.outputs));
                     match names {
                         Some(_) => hygienic! {
-                            let (#outputs, #tape, after) = #op::forward(cx, #inputs, #param, token)?;
+                            #param
+                            let (#outputs, #tape, after) = #op::forward(cx, #inputs, param, token)?;
                             token = after;
                         },
-                        None => hygienic!(let #outputs = #op::evaluate(cx, #inputs, #param)?;),
+                        None => hygienic!(#param let #outputs = #op::evaluate(cx, #inputs, param)?;),
                     }
                 }
                 Item::Alias { from, to } => {
@@ -365,9 +378,10 @@ impl<'a> Emitter<'a> {
                     continue;
                 }
                 Item::Call(call) => {
-                    let (op, param) = (self.op(call), param(call));
+                    let (op, param) = (self.op(call), self.param(call));
                     code.push(hygienic! {
-                        let (#given, #work, after) = #op::input_grad(cx, #packed, #param, #tape, token)?;
+                        #param
+                        let (#given, #work, after) = #op::input_grad(cx, #packed, param, #tape, token)?;
                         token = after;
                     });
                 }
@@ -481,8 +495,8 @@ impl<'a> Emitter<'a> {
             code.push(match item {
                 Item::Alias { .. } => continue,
                 Item::Call(call) => {
-                    let (op, param) = (self.op(call), param(call));
-                    hygienic!(#op::weight_grad(cx, #param, #work)?;)
+                    let (op, param) = (self.op(call), self.param(call));
+                    hygienic!(#param #op::weight_grad(cx, param, #work)?;)
                 }
                 Item::Loop(Loop { pat, list, body, .. }) => {
                     let body = self.weight_grad(body, &names.inner[&(at, 0)]);
@@ -542,10 +556,6 @@ fn enter(captured: &[Var], scope: &Scope) -> TokenStream {
             hygienic!(let #inner = #outer;)
         })
         .collect()
-}
-
-fn param(call: &Call) -> TokenStream {
-    pack(&call.args.iter().map(|arg| hygienic!(#arg)).collect::<Vec<_>>())
 }
 
 /// A struct of what a scope retains.

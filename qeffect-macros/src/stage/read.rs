@@ -623,11 +623,12 @@ fn condition_names(cond: &Expr) -> Vec<Ident> {
     }
 }
 
-/// Tokens one by one, with those before and after each; groups are entered.
-fn walk(tokens: TokenStream, visit: &mut impl FnMut(Option<&TokenTree>, &TokenTree, Option<&TokenTree>)) {
+/// Tokens one by one, with the two before and all after each; groups are entered.
+fn walk(tokens: TokenStream, visit: &mut impl FnMut([Option<&TokenTree>; 2], &TokenTree, &[TokenTree])) {
     let trees: Vec<TokenTree> = tokens.into_iter().collect();
     for (at, tree) in trees.iter().enumerate() {
-        visit(at.checked_sub(1).and_then(|at| trees.get(at)), tree, trees.get(at + 1));
+        let before = [2, 1].map(|back| at.checked_sub(back).and_then(|at| trees.get(at)));
+        visit(before, tree, &trees[at + 1..]);
         if let TokenTree::Group(group) = tree {
             walk(group.stream(), visit);
         }

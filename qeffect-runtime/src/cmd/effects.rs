@@ -137,6 +137,7 @@ impl Cmd {
                 t.read([*dy, *x, *gain, *rstd]).write([*dx, *gain_grad])
             }
             Cmd::Rotary { x, table, out, .. } => t.read([*x, *table]).write([*out]),
+            Cmd::Launch { inputs, outputs, .. } => t.read(inputs.iter().copied()).write(outputs.iter().copied()),
             Cmd::Gelu { x, y } | Cmd::Silu { x, y } | Cmd::Swiglu { x, y, .. } => t.read([*x]).write([*y]),
             Cmd::GeluGrad { x, dy, dx } | Cmd::SiluGrad { x, dy, dx } | Cmd::SwigluGrad { x, dy, dx, .. } => {
                 t.read([*x, *dy]).write([*dx])

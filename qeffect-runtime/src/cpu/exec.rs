@@ -23,6 +23,7 @@ mod cast;
 mod embedding;
 mod fused;
 mod gemm;
+mod launch;
 mod loss;
 mod memory;
 mod norm;
@@ -126,6 +127,7 @@ pub(super) fn run(table: &mut Table, workspace: &mut Workspace, cmd: &Cmd) -> Re
         Cmd::Swiglu { x, .. } => by_activation!(run, *x, swiglu),
         Cmd::SwigluGrad { x, .. } => by_activation!(run, *x, swiglu_grad),
         Cmd::Dropout { x, .. } => by_activation!(run, *x, dropout),
+        Cmd::Launch { .. } => run.launch(),
         Cmd::Gelu { x, .. } => by_activation!(run, *x, gelu),
         Cmd::GeluGrad { x, .. } => by_activation!(run, *x, gelu_grad),
         Cmd::Attention { qkv, .. } => by_activation!(run, *qkv, attention),

@@ -188,6 +188,10 @@ impl Lane<'_> {
                 k.dropout(stream, &mask, t.scalar(name, first(*step))?, t.get(name, *x)?, t.get(name, *y)?)
                     .map_err(failed)
             }
+            Cmd::Launch { .. } => {
+                let reason = "kernels that ops bring along are not on this device yet".into();
+                Err(DeviceError::Failed { cmd: name, reason })
+            }
             Cmd::Fused(fused) => self.fused(fused),
             Cmd::Attention { qkv, out, lse, shape } => {
                 let shape = sizes(name, shape)?;

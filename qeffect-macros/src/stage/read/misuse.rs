@@ -36,8 +36,10 @@ impl Reader<'_> {
         let mut found = None;
         walk(tokens.to_token_stream(), &mut |before, tree, after| {
             let TokenTree::Ident(ident) = tree else { return };
-            let member = matches!(before, Some(TokenTree::Punct(dot)) if matches!(dot.as_char(), '.' | ':'));
-            let named = matches!(after, Some(TokenTree::Punct(colon)) if colon.as_char() == ':');
+            let [far, near] = before.map(punct);
+            // `w.x` and `path::x`, and not `..x` or `name: x`.
+            let member = (near == Some('.') && far != Some('.')) || (near == Some(':') && far == Some(':'));
+            let named = after.first().and_then(punct_of) == Some(':') && after.get(1).and_then(punct_of) != Some(':');
             if !member && !named && found.is_none() && self.names.contains_key(&ident.to_string()) {
                 found = Some(ident.clone());
             }
@@ -170,6 +172,17 @@ fn calls_an_op(statements: &[syn::Stmt]) -> bool {
     match statements.last() {
         Some(syn::Stmt::Expr(Expr::Call(call), None)) => op_of(call).is_some(),
         _ => false,
+    }
+}
+
+fn punct(tree: Option<&TokenTree>) -> Option<char> {
+    tree.and_then(punct_of)
+}
+
+fn punct_of(tree: &TokenTree) -> Option<char> {
+    match tree {
+        TokenTree::Punct(punct) => Some(punct.as_char()),
+        _ => None,
     }
 }
 

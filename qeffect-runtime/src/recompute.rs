@@ -1,0 +1,113 @@
+//! Recomputation: F leaves its input and the scales that it used, and R makes the tape from them before I.
+//!
+//! R runs the same forward with those scales, stages no amax and rolls no cell, so its tape has the bytes that F's had: a
+//! run with R has the bits of the run without.
+
+use qeffect_core::dtype::Dtype;
+use qeffect_core::ids::{Microbatch, Stage as StageId};
+use qeffect_core::token::{Fwd, Token};
+
+use crate::act::{Act, Kept};
+use crate::cmd::Cmd;
+use crate::error::{Error, Result};
+use crate::retained::{Layout, Retained};
+use crate::shard::Shard;
+use crate::stage::{Role, Stage};
+use crate::state::Bank;
+
+/// What F leaves of a stage.
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "a tape is consumed by exactly one input gradient"]
+pub enum StageTape<T> {
+    /// All that I needs.
+    Whole(T),
+    /// All that R needs to make that.
+    Seed(Seed),
+}
+
+/// The input of F, and the scales of the stage's input cells at that time.
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "the input of a stage is consumed by its recomputation"]
+pub struct Seed {
+    x: Option<Kept>,
+    scales: Option<Kept>,
+}
+
+impl<T> StageTape<T> {
+    /// The tape, for I.
+    ///
+    /// # Errors
+    ///
+    /// If it was not recomputed.
+    pub fn whole(self) -> Result<T> {
+        match self {
+            StageTape::Whole(tape) => Ok(tape),
+            StageTape::Seed(_) => Err(Error::Config("an input gradient needs a tape that was not recomputed".into())),
+        }
+    }
+}
+
+impl<T: Retained> Retained for StageTape<T> {
+    fn layout(&self, layout: &mut Layout) {
+        match self {
+            StageTape::Whole(tape) => tape.layout(layout),
+            StageTape::Seed(seed) => {
+                layout.part("x", &seed.x);
+                layout.part("scales", &seed.scales);
+            }
+        }
+    }
+
+    fn release(self, cx: &mut crate::cx::Cx<'_>) -> Result<()> {
+        match self {
+            StageTape::Whole(tape) => tape.release(cx),
+            StageTape::Seed(seed) => {
+                seed.x.release(cx)?;
+                seed.scales.release(cx)
+            }
+        }
+    }
+}
+
+impl<S: Stage> Shard<S> {
+    /// F of an action that will be recomputed: as [`Shard::forward`], and what it leaves is its input.
+    pub fn forward_for_recompute(
+        &mut self,
+        stage: StageId,
+        microbatch: Microbatch,
+        x: Option<Act>,
+        token: Token<Fwd>,
+    ) -> Result<(Option<Act>, Seed, Token<Fwd>)> {
+        let (stage, mut cx) = self.context(stage, microbatch, true)?;
+        let kept = x.map(|x| cx.keep(x)).transpose()?;
+        // F rolls the cells at its end.
+        let scales = match cx.state.bank(Role::Input).map(|bank: &Bank| (bank.scales, bank.len())) {
+            Some((scales, cells)) => {
+                let copy = cx.lease_as(Dtype::F32, 1, cells)?;
+                cx.issue(Cmd::Copy { src: scales, dst: copy.buf })?;
+                Some(Kept::new(copy))
+            }
+            None => None,
+        };
+        let result = stage.forward(&mut cx, x, token).and_then(|(y, tape, token)| {
+            tape.release(&mut cx)?;
+            Ok((y, Seed { x: kept, scales }, token))
+        });
+        cx.close(result)
+    }
+
+    /// R: the tape of that F. The output is made again, and given up.
+    pub fn recompute(&mut self, id: StageId, microbatch: Microbatch, seed: Seed) -> Result<S::Tape> {
+        let (stage, mut cx) = self.context(id, microbatch, true)?;
+        let x = seed.x.as_ref().map(Kept::act);
+        cx.again = Some(seed.scales.as_ref().map(Kept::act));
+        // It rolls nothing: the right to do so stays with the ledger, and this token says nothing about any state.
+        let result = stage.forward(&mut cx, x, Token::first(id)).and_then(|(y, tape, _)| {
+            y.map_or(Ok(()), |y| cx.free(y))?;
+            seed.x.release(&mut cx)?;
+            seed.scales.release(&mut cx)?;
+            Ok(tape)
+        });
+        cx.close(result)
+    }
+}
