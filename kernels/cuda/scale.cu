@@ -36,9 +36,26 @@ KERNEL(roll_scales, 256)
     }
 }
 
-// out[l · stride + i] = *scale_inv for i < width: what a microbatch's scale is for each of its blocks, in a table of block
-// scales. A block has a line.
-KERNEL(spread_scale, 128)(const float* scale_inv, float* out, int width, i64 stride) {
-    const float value = *scale_inv;
-    for (int i = threadIdx.x; i < width; i += blockDim.x) out[blockIdx.x * stride + i] = value;
+// Factors of up to 32 members of a group, and their table of block scales: that of depth block b and row, or block of
+// rows, i lies at table[b · along + i · across].
+struct Spread {
+    const float* factor[32];
+    float* table;
+    i64 along;
+    i64 across;
+    i64 count; // of rows, or of blocks of rows
+};
+
+__device__ __forceinline__ void spread(const Spread& side, int member, i64 block) {
+    const float value = *side.factor[member];
+    float* out = side.table + block * side.along;
+    const i64 step = (i64)gridDim.x * blockDim.x;
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < side.count; i += step) out[i * side.across] = value;
+}
+
+// Both sides of a product over a group: each member's factor goes to its `blocks` blocks of depth, from block `first` on.
+KERNEL(spread_scales, 256)(const __grid_constant__ Spread left, const __grid_constant__ Spread right, i64 first, int blocks) {
+    const int member = blockIdx.y / blocks;
+    spread(left, member, first + blockIdx.y);
+    spread(right, member, first + blockIdx.y);
 }

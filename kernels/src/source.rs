@@ -40,7 +40,7 @@ sources! {
         cast_silu_e4m3, cast_silu_backward_e5m2, cast_swiglu_e4m3, cast_swiglu_backward_e5m2, cast_loss_e5m2, health_bf16, amax_bf16, amax_f32,
     }
     /// Delayed scaling.
-    SCALE = "scale.cu" { roll_scales, spread_scale }
+    SCALE = "scale.cu" { roll_scales, spread_scales }
     /// Layer norm.
     NORM = "norm.cu" { layer_norm_forward, layer_norm_backward, layer_norm_gradients }
     /// Sums and conversions.

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use qeffect_kernels::gemm::{Algorithms, Plan, Product};
+use qeffect_kernels::gemm::{Algorithms, Plan, Product, Scaling};
 use qeffect_kernels::graph::Shape;
 use qeffect_kernels::pinned::Ring;
 use qeffect_kernels::{CudaStream, Error as KernelError};
@@ -31,7 +31,7 @@ use crate::error::Result;
 use exec::Lane;
 use gpu::Gpu;
 use graph::Graphs;
-use product::Gemm;
+use product::{Gemm, Group};
 use scratch::{Need, Scratch};
 use table::Table;
 
@@ -119,9 +119,16 @@ impl CudaDevice {
         let accesses = cmd.effects(|buf| self.table.spec(buf).ok().map(BufSpec::elements));
         cmd.check_aliases(&accesses, |buf| self.table.spec(buf))?;
         let need = Need::of(cmd, |buf| self.table.spec(buf))?;
+        let group = Group::new(&self.table, cmd)?.map(|group| group.gemm.product);
+        let need = group.map_or(need, |product| need.max(Need::block_scales(product.scales())));
         self.scratch[lane].reserve(&self.gpu.context, &self.stream, need).map_err(failed(name))?;
-        if let Cmd::Gemm { m, n, k, a, b, bias, out, accumulate } = cmd {
-            let product = Gemm::new(&self.table, [*m, *n, *k], a, b, *bias, *out, *accumulate)?.product;
+        let alone = Gemm::of(&self.table, cmd)?.map(|gemm| gemm.product);
+        if let Some(product) = group.or(alone) {
+            if product.scaling != Scaling::Tensor && !self.gpu.kernels.arch().has_block_scaled_products() {
+                let arch = self.gpu.kernels.arch();
+                let reason = format!("{arch} has no products with block scales: take gradients direct or copied");
+                return Err(DeviceError::Failed { cmd: name, reason });
+            }
             if !self.plans.contains_key(&product) {
                 let mut products = self.gpu.products();
                 let plan = products.plan(&self.stream, product).map_err(failed(name))?;

@@ -231,7 +231,7 @@ impl List<'_> {
         let all = (self.elements)(buf).unwrap_or(usize::MAX);
         let later = (at + 1..self.cmds.len()).filter(|index| self.cmds[*index].is_some());
         match later.flat_map(|index| &self.touched[index]).find(|access| access.buf == buf) {
-            Some(next) => next.mode == Mode::Write && next.range.start == 0 && next.range.end >= all,
+            Some(next) => next.mode == Mode::Write && next.is_whole(all),
             None => !self.kept.contains(&buf),
         }
     }

@@ -1,6 +1,6 @@
 //! Delayed scaling.
 
-use core::ops::Range;
+use core::ffi::c_void;
 
 use cudarc::driver::CudaStream;
 use qeffect_core::recipe::AmaxAlgo;
@@ -9,7 +9,58 @@ use qeffect_core::scaling::ScaleRule;
 use crate::error::{Error, Result};
 use crate::gemm::{BLOCK, BlockScale};
 use crate::memory::Span;
-use crate::module::{Kernels, dimension, expect, expect_if, optional};
+use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, plain_arguments};
+
+/// Members whose factors one launch takes.
+const MEMBERS: usize = 32;
+
+/// One operand of a product over a group: where the factors of its members go.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Spread<'a> {
+    /// One element per member.
+    pub factors: &'a [Span<f32>],
+    /// The form of the table.
+    pub kind: BlockScale,
+    /// Rows of the operand.
+    pub rows: usize,
+    /// Block scales; entries that pad it are left alone.
+    pub table: Span<f32>,
+}
+
+/// As the kernel takes it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SpreadArguments {
+    factors: [u64; MEMBERS],
+    table: u64,
+    along: i64,
+    across: i64,
+    count: i64,
+}
+plain_arguments!(SpreadArguments);
+
+impl Spread<'_> {
+    /// Entries per block of depth.
+    const fn lines(&self) -> usize {
+        match self.kind {
+            BlockScale::Vector => self.rows,
+            BlockScale::Square => self.rows.div_ceil(BLOCK),
+        }
+    }
+
+    fn arguments(&self, members: &[Span<f32>], depth: usize) -> SpreadArguments {
+        let mut factors = [0; MEMBERS];
+        factors.iter_mut().zip(members).for_each(|(address, factor)| *address = factor.address());
+        let next_line = if self.kind == BlockScale::Square { BLOCK } else { 1 };
+        SpreadArguments {
+            factors,
+            table: self.table.address(),
+            along: self.kind.index(self.rows, depth, 0, 1) as i64,
+            across: self.kind.index(self.rows, depth, next_line, 0) as i64,
+            count: self.lines() as i64,
+        }
+    }
+}
 
 impl Kernels {
     /// Rolls every cell that ran, as [`ScaleRule::roll`] does, bit for bit.
@@ -44,34 +95,29 @@ impl Kernels {
         )
     }
 
-    /// Writes a microbatch's scale into the table of block scales of an operand of `rows` rows and a given depth, for the
-    /// blocks of depth that it has.
-    pub fn spread_scale(
-        &self,
-        stream: &CudaStream,
-        scale_inv: Span<f32>,
-        kind: BlockScale,
-        (rows, depth): (usize, usize),
-        blocks: Range<usize>,
-        table: Span<f32>,
-    ) -> Result {
-        let kernel = "spread_scale";
-        expect(kernel, "scale_inv", scale_inv, 1)?;
-        expect(kernel, "table", table, kind.len(rows, depth))?;
-        if blocks.start >= blocks.end || blocks.end > depth.div_ceil(BLOCK) {
-            let rule = "blocks lie within the depth";
-            return Err(Error::Dimension { kernel, dimension: "blocks", found: blocks.end, rule });
+    /// Writes the factors of a group's members into the tables of block scales of both operands of a product. Each member
+    /// has `blocks` blocks of the depth, which is that of all members.
+    pub fn spread_scales(&self, stream: &CudaStream, sides: [&Spread<'_>; 2], blocks: usize) -> Result {
+        let kernel = "spread_scales";
+        let [left, right] = sides;
+        let members = left.factors.len();
+        if members == 0 || right.factors.len() != members {
+            let (expected, found) = (members.max(1), right.factors.len());
+            return Err(Error::Length { kernel, operand: "factors", expected, found });
         }
-        let first = kind.index(rows, depth, 0, blocks.start);
-        let (lines, width, stride) = match kind {
-            BlockScale::Vector => (blocks.len(), rows, rows),
-            BlockScale::Square => (rows.div_ceil(BLOCK), blocks.len(), kind.index(rows, depth, BLOCK, 0)),
-        };
-        let expected = first + (lines - 1) * stride + width;
-        let found = table.len();
-        let out = table.part(first..found).ok_or(Error::Length { kernel, operand: "table", expected, found })?;
-        let width = dimension(kernel, "blocks", width)?;
-        self.launch(stream, kernel, [lines, 1], 128, 0, &[&scale_inv, &out, &width, &(stride as i64)])
+        let per = dimension(kernel, "blocks", blocks)?;
+        let depth = members * blocks * BLOCK;
+        for side in sides {
+            expect(kernel, "table", side.table, side.kind.len(side.rows, depth))?;
+            side.factors.iter().try_for_each(|factor| expect(kernel, "factor", *factor, 1))?;
+        }
+        for (launch, (l, r)) in left.factors.chunks(MEMBERS).zip(right.factors.chunks(MEMBERS)).enumerate() {
+            let (members, to_left, to_right) = (l.len(), left.arguments(l, depth), right.arguments(r, depth));
+            let across = left.lines().max(right.lines()).div_ceil(1024);
+            let first = (launch * MEMBERS * blocks) as i64;
+            self.launch(stream, kernel, [across, members * blocks], 256, 0, &[&to_left, &to_right, &first, &per])?;
+        }
+        Ok(())
     }
 
     /// Copies words if the flag is raised: state goes back to the copy of the step's start.

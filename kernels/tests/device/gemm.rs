@@ -7,6 +7,7 @@ use qeffect_kernels::gemm::{
     Algorithms, BlockScale, Matrix, Operands, Output, Plan, Product, Products, Scaling, Type, WORKSPACE,
 };
 use qeffect_kernels::launch::cast::{Codes, Outputs, Transposed};
+use qeffect_kernels::launch::scale::Spread;
 use qeffect_kernels::{Buffer, arch::Arch};
 
 use crate::rig::{Rig, bf16_bits, bits, close, floats, numbers, rig, rounded};
@@ -276,14 +277,14 @@ fn a_coalesced_gradient_is_the_sum_over_its_microbatches() {
     let (left, right) = (rig.upload(&vec![0u8; columns * depth]), rig.upload(&vec![0u8; inputs * depth]));
     let left_scales = rig.upload(&vec![f32::NAN; left_kind.len(columns, depth)]);
     let right_scales = rig.upload(&vec![f32::NAN; right_kind.len(inputs, depth)]);
+    let (mut left_factors, mut right_factors) = (Vec::new(), Vec::new());
     let mut want = vec![0f64; columns * inputs];
     for (index, (start, tokens)) in starts.into_iter().zip(tokens).enumerate() {
         let seed = 10 * index as u64;
         let (dy, x) = (integers(seed + 1, tokens * columns), integers(seed + 2, tokens * inputs));
-        let block = start / 128..start / 128 + 1;
-        for (values, width, format, scale, region, kind, table) in [
-            (&dy, columns, Fp8::E5M2, 8f32.powi(index as i32), &left, left_kind, &left_scales),
-            (&x, inputs, Fp8::E4M3, 0.25f32.powi(index as i32), &right, right_kind, &right_scales),
+        for (values, width, format, scale, region, factors) in [
+            (&dy, columns, Fp8::E5M2, 8f32.powi(index as i32), &left, &mut left_factors),
+            (&x, inputs, Fp8::E4M3, 0.25f32.powi(index as i32), &right, &mut right_factors),
         ] {
             let narrow: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
             let (source, codes) = (rig.upload(&narrow), rig.poisoned::<u8>(narrow.len()));
@@ -297,14 +298,18 @@ fn a_coalesced_gradient_is_the_sum_over_its_microbatches() {
                 amax: None,
             });
             rig.kernels.cast(&rig.stream, format, source.span(), (tokens, width), &outputs).unwrap();
-            let size = (width, depth);
-            rig.kernels.spread_scale(&rig.stream, scale_inv.span(), kind, size, block.clone(), table.span()).unwrap();
             rig.context.synchronize().unwrap();
+            factors.push(scale_inv);
         }
         let (dy, x) = (transposed(&dy, tokens, columns), transposed(&x, tokens, inputs));
         let sums = reference(columns, inputs, tokens, &dy, &x);
         want.iter_mut().zip(sums).for_each(|(want, sum)| *want += sum);
     }
+    let spans = |factors: &[Buffer<f32>]| factors.iter().map(Buffer::span).collect::<Vec<_>>();
+    let factors = [spans(&left_factors), spans(&right_factors)];
+    let to_left = Spread { factors: &factors[0], kind: left_kind, rows: columns, table: left_scales.span() };
+    let to_right = Spread { factors: &factors[1], kind: right_kind, rows: inputs, table: right_scales.span() };
+    rig.kernels.spread_scales(&rig.stream, [&to_left, &to_right], 1).unwrap();
     let product = Product {
         scaling: Scaling::Blocks { left: left_kind, right: right_kind },
         ..Product::weight_gradient(columns, inputs, depth, Type::E5M2, Type::E4M3)

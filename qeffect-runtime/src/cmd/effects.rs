@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{Cmd, Operand, Scalar};
+use super::{Beside, Cmd, Operand, Scalar};
 use crate::device::{Buf, BufSpec, DeviceError};
 use crate::kernels::optimizer::norm_pieces;
 
@@ -24,6 +24,15 @@ pub enum Mode {
     Fold,
 }
 
+/// The same columns of every line of a buffer: what a matrix is that lies beside others.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Columns {
+    /// Elements of a line.
+    pub line: usize,
+    /// Which of them.
+    pub columns: Range<usize>,
+}
+
 /// Elements of a buffer that a command touches.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Access {
@@ -31,6 +40,8 @@ pub struct Access {
     pub buf: Buf,
     /// Which elements; a range that ends at `usize::MAX` goes to the end of the buffer.
     pub range: Range<usize>,
+    /// Of these, only some columns; `None`: all.
+    pub columns: Option<Columns>,
     /// How.
     pub mode: Mode,
 }
@@ -41,12 +52,39 @@ impl Access {
         self.overlaps(other) && !matches!((self.mode, other.mode), (Mode::Read, Mode::Read) | (Mode::Fold, Mode::Fold))
     }
 
+    /// Lines of other lengths, or a range beside columns, are taken to overlap where their ranges do.
     fn overlaps(&self, other: &Access) -> bool {
-        self.buf == other.buf && self.range.start < other.range.end && other.range.start < self.range.end
+        let meet = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
+        let columns = match (&self.columns, &other.columns) {
+            (Some(a), Some(b)) if a.line == b.line => meet(&a.columns, &b.columns),
+            _ => true,
+        };
+        self.buf == other.buf && columns && meet(&self.range, &other.range)
     }
 
+    /// Whether every element of the other one, of the same buffer, is touched.
     pub(super) fn covers(&self, other: &Access) -> bool {
-        self.range.start <= other.range.start && other.range.end <= self.range.end
+        let within = |a: &Range<usize>, b: &Range<usize>| a.start <= b.start && b.end <= a.end;
+        let columns = match (&self.columns, &other.columns) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(a), Some(b)) => a.line == b.line && within(&a.columns, &b.columns),
+        };
+        columns && within(&self.range, &other.range)
+    }
+
+    /// Whether all of a buffer of that size is touched.
+    pub(crate) fn is_whole(&self, elements: usize) -> bool {
+        self.columns.is_none() && self.range.start == 0 && self.range.end >= elements
+    }
+
+    /// How many elements of a buffer of that size are touched.
+    pub(crate) fn count(&self, elements: usize) -> usize {
+        let range = self.range.end.min(elements).saturating_sub(self.range.start);
+        match &self.columns {
+            None => range,
+            Some(Columns { line, columns }) => range.div_ceil((*line).max(1)) * columns.len(),
+        }
     }
 }
 
@@ -56,7 +94,7 @@ struct Touched(Vec<Access>);
 
 impl Touched {
     fn add(&mut self, mode: Mode, buf: Buf, range: Range<usize>) -> &mut Touched {
-        self.0.push(Access { buf, range, mode });
+        self.0.push(Access { buf, range, columns: None, mode });
         self
     }
 
@@ -81,6 +119,19 @@ impl Touched {
 
     fn fold(&mut self, bufs: impl IntoIterator<Item = Buf>) -> &mut Touched {
         self.all(Mode::Fold, bufs)
+    }
+
+    /// A transposed matrix `[cols, rows]`, alone in its buffer or beside others.
+    fn transposed(&mut self, buf: Buf, rows: usize, cols: usize, beside: Option<Beside>) -> &mut Touched {
+        let Some(Beside { first, line }) = beside else { return self.write([buf]) };
+        let end = first.saturating_add(line.saturating_mul(cols.saturating_sub(1))).saturating_add(rows);
+        // Where the matrix begins in a line it goes on in every other.
+        let at = first % line.max(1);
+        let columns = (at + rows <= line).then_some(Columns { line, columns: at..at + rows });
+        // Columns that run into the next line are no columns: between its ends anything may be touched, or kept.
+        let mode = if columns.is_some() { Mode::Write } else { Mode::Update };
+        self.0.push(Access { buf, range: first..end, columns, mode });
+        self
     }
 
     fn one(&mut self, mode: Mode, scalar: Scalar) -> &mut Touched {
@@ -112,10 +163,11 @@ impl Cmd {
                 let factors = a.scale_inv.iter().chain(&b.scale_inv).copied();
                 t.read([a.buf, b.buf]).read(factors).all(mode, [*out])
             }
-            Cmd::Quantise { src, scale, codes, transposed, beside, scale_inv, amax, flag, .. } => {
-                // Beside others only a part of each line is written.
-                let mode = if beside.is_some() { Mode::Update } else { Mode::Write };
-                t.read([*src]).one(Mode::Read, *scale).write([*codes, *scale_inv]).all(mode, *transposed).fold(*flag);
+            Cmd::Quantise { src, rows, cols, scale, codes, transposed, beside, scale_inv, amax, flag, .. } => {
+                t.read([*src]).one(Mode::Read, *scale).write([*codes, *scale_inv]).fold(*flag);
+                if let Some(transposed) = transposed {
+                    t.transposed(*transposed, *rows, *cols, *beside);
+                }
                 if let Some(amax) = amax {
                     t.one(Mode::Fold, *amax);
                 }

@@ -14,10 +14,11 @@ use qeffect_kernels::launch::elementwise::Mask;
 use qeffect_kernels::launch::embedding::RotaryShape;
 use qeffect_kernels::launch::norm::{Normal, Statistics};
 use qeffect_kernels::launch::optimizer::{AdamW, Parameter, Settled};
+use qeffect_kernels::launch::scale::Spread;
 use qeffect_kernels::{CudaStream, Kernels, Span, memory};
 
 use super::failed;
-use super::product::Gemm;
+use super::product::{Gemm, Group};
 use super::scratch::Scratch;
 use super::table::{Stored, Table};
 use crate::cmd::{AttentionShape, Beside, Cmd, Scalar};
@@ -74,13 +75,8 @@ impl Lane<'_> {
                 (Dtype::Bf16, Dtype::F32) => k.widen(stream, t.get(name, *src)?, t.get(name, *dst)?).map_err(failed),
                 _ => k.convert(stream, t.get(name, *src)?, t.get(name, *dst)?).map_err(failed),
             },
-            Cmd::Gemm { m, n, k, a, b, bias, out, accumulate } => {
-                self.gemm(&Gemm::new(t, [*m, *n, *k], a, b, *bias, *out, *accumulate)?)
-            }
-            Cmd::GroupGemm { .. } => {
-                let reason = "products of groups are not on this device yet: take gradients direct".into();
-                Err(DeviceError::Failed { cmd: name, reason })
-            }
+            Cmd::Gemm { .. } => Gemm::of(t, cmd)?.map_or(Ok(()), |gemm| self.gemm(name, &gemm)),
+            Cmd::GroupGemm { .. } => Group::new(t, cmd)?.map_or(Ok(()), |group| self.group(name, group)),
             Cmd::Quantise { src, .. } => match t.spec(*src)?.dtype {
                 Dtype::Bf16 => self.quantise(cmd, |format, shape, outputs| {
                     k.cast(stream, format, t.get(name, *src)?, shape, outputs).map_err(failed)
@@ -293,11 +289,24 @@ impl Lane<'_> {
         }
     }
 
-    fn gemm(&self, gemm: &Gemm) -> Result {
-        const CMD: &str = "gemm";
-        let unplanned = || DeviceError::Failed { cmd: CMD, reason: format!("{} was not planned", gemm.product) };
+    fn gemm(&self, cmd: &'static str, gemm: &Gemm) -> Result {
+        let unplanned = || DeviceError::Failed { cmd, reason: format!("{} was not planned", gemm.product) };
         let plan = self.plans.get(&gemm.product).ok_or_else(unplanned)?;
-        plan.run(self.stream, &gemm.operands, self.scratch.workspace()).map_err(failed(CMD))
+        plan.run(self.stream, &gemm.operands, self.scratch.workspace()).map_err(failed(cmd))
+    }
+
+    /// One product over the terms of a whole group. The factors of its members lie in the tables of the lane by then.
+    fn group(&self, cmd: &'static str, mut group: Group) -> Result {
+        if let (Some([left, right]), Some([to_left, to_right])) = (&group.factors, group.tables()) {
+            let missing = || DeviceError::Failed { cmd, reason: "its scratch was not reserved".into() };
+            let tables = self.scratch.block_scales(group.gemm.product.scales()).ok_or_else(missing)?;
+            let side = |factors, (kind, rows), table| Spread { factors, kind, rows, table };
+            let sides = [&side(left, to_left, tables[0]), &side(right, to_right, tables[1])];
+            self.kernels.spread_scales(self.stream, sides, group.blocks).map_err(failed(cmd))?;
+            let operands = &mut group.gemm.operands;
+            (operands.left_scale, operands.right_scale) = (Some(tables[0]), Some(tables[1]));
+        }
+        self.gemm(cmd, &group.gemm)
     }
 
     fn quantise(

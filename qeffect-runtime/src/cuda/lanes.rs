@@ -106,12 +106,12 @@ pub(super) fn cost<'a>(
     let mut bytes = 0;
     for access in accesses {
         let spec = spec(access.buf)?;
-        let elements = access.range.end.min(spec.elements()).saturating_sub(access.range.start);
-        bytes += elements * spec.dtype.size();
+        bytes += access.count(spec.elements()) * spec.dtype.size();
     }
     let scores = |shape: &AttentionShape| 2.0 * shape.tokens() as f64 * shape.length as f64 * shape.hidden() as f64;
     let flops = match cmd {
         Cmd::Gemm { m, n, k, .. } => 2.0 * *m as f64 * *n as f64 * *k as f64,
+        Cmd::GroupGemm { m, n, k, members, .. } => 2.0 * (m * n) as f64 * (k * members) as f64,
         Cmd::Attention { shape, .. } => scores(shape),
         Cmd::AttentionGrad { shape, .. } => 4.0 * scores(shape),
         _ => 0.0,

@@ -18,6 +18,8 @@ pub(super) struct Need {
     finished: usize,
     /// One number per row, or per row and head.
     rows: usize,
+    /// Block scales of both operands of a product.
+    scales: usize,
 }
 
 impl Need {
@@ -29,7 +31,7 @@ impl Need {
         let columns = |elements: usize, cols: usize, kinds: usize| Need {
             partial: kinds * partial_sums(elements / cols.max(1), cols),
             finished: cols.div_ceil(TILE),
-            rows: 0,
+            ..Need::default()
         };
         Ok(match cmd {
             Cmd::ColumnSums { x, cols, .. } => columns(spec(*x)?.elements(), *cols, 1),
@@ -43,12 +45,18 @@ impl Need {
         })
     }
 
+    /// Of a product with block scales, whose tables have that many entries.
+    pub(super) fn block_scales(tables: (usize, usize)) -> Need {
+        Need { scales: right_table(tables.0) + tables.1, ..Need::default() }
+    }
+
     /// What serves both.
     pub(super) fn max(self, other: Need) -> Need {
         Need {
             partial: self.partial.max(other.partial),
             finished: self.finished.max(other.finished),
             rows: self.rows.max(other.rows),
+            scales: self.scales.max(other.scales),
         }
     }
 
@@ -61,21 +69,42 @@ impl Need {
 #[derive(Debug)]
 pub(super) struct Scratch {
     has: Need,
+    holds: Holds,
+    workspace: Buffer<u8>,
+    /// What was too small, and may be named by graphs.
+    outgrown: Vec<Holds>,
+}
+
+/// Buffers for a need.
+#[derive(Debug)]
+struct Holds {
     partial: Buffer<f32>,
     finished: Buffer<u32>,
     rows: Buffer<f32>,
-    workspace: Buffer<u8>,
-    /// What was too small, and may be named by graphs.
-    outgrown: Vec<(Buffer<f32>, Buffer<u32>, Buffer<f32>)>,
+    scales: Buffer<f32>,
+}
+
+impl Holds {
+    fn new(context: &Arc<CudaContext>, need: Need) -> Result<Holds> {
+        Ok(Holds {
+            partial: Buffer::poisoned(context, need.partial)?,
+            finished: Buffer::poisoned(context, need.finished)?,
+            rows: Buffer::poisoned(context, need.rows)?,
+            scales: Buffer::poisoned(context, need.scales)?,
+        })
+    }
+}
+
+/// Where the right operand's table begins behind a left one: aligned as products want it.
+const fn right_table(left: usize) -> usize {
+    left.next_multiple_of(4)
 }
 
 impl Scratch {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Scratch> {
         Ok(Scratch {
             has: Need::default(),
-            partial: Buffer::poisoned(context, 0)?,
-            finished: Buffer::poisoned(context, 0)?,
-            rows: Buffer::poisoned(context, 0)?,
+            holds: Holds::new(context, Need::default())?,
             workspace: Buffer::poisoned(context, WORKSPACE)?,
             outgrown: Vec::new(),
         })
@@ -91,30 +120,30 @@ impl Scratch {
             partial: double(need.partial, self.has.partial),
             finished: double(need.finished, self.has.finished),
             rows: double(need.rows, self.has.rows),
+            scales: double(need.scales, self.has.scales),
         };
-        let made = (
-            Buffer::poisoned(context, has.partial)?,
-            Buffer::poisoned(context, has.finished)?,
-            Buffer::poisoned(context, has.rows)?,
-        );
-        memory::zero(stream, made.1.span())?; // kernels leave the counters at zero
+        let made = Holds::new(context, has)?;
+        memory::zero(stream, made.finished.span())?; // kernels leave the counters at zero
         self.has = has;
-        self.outgrown.push((
-            std::mem::replace(&mut self.partial, made.0),
-            std::mem::replace(&mut self.finished, made.1),
-            std::mem::replace(&mut self.rows, made.2),
-        ));
+        self.outgrown.push(std::mem::replace(&mut self.holds, made));
         Ok(())
     }
 
     /// For sums over columns.
     pub(super) fn columns(&self) -> ColumnScratch {
-        ColumnScratch { partial: self.partial.span(), finished: self.finished.span() }
+        ColumnScratch { partial: self.holds.partial.span(), finished: self.holds.finished.span() }
     }
 
     /// As many numbers as asked for, within what was reserved.
     pub(super) fn rows(&self, len: usize) -> Option<Span<f32>> {
-        self.rows.span().part(0..len)
+        self.holds.rows.span().part(0..len)
+    }
+
+    /// Tables of block scales of that many entries, within what was reserved.
+    pub(super) fn block_scales(&self, (left, right): (usize, usize)) -> Option<[Span<f32>; 2]> {
+        let all = self.holds.scales.span();
+        let second = right_table(left);
+        Some([all.part(0..left)?, all.part(second..second + right)?])
     }
 
     /// For products.

@@ -2,7 +2,7 @@
 
 use qeffect_core::dtype::Dtype;
 use qeffect_core::fp8::Fp8 as Format;
-use qeffect_runtime::cmd::{Cmd, Operand};
+use qeffect_runtime::cmd::{Beside, Cmd, GroupOperand, Operand, Scalar};
 use qeffect_runtime::device::{Buf, Device};
 use qeffect_runtime::rng;
 
@@ -133,4 +133,114 @@ fn what_fp8_cannot_take_is_refused() {
     assert!(found.contains("`depth` is 24; FP8 needs a multiple of 16"), "{found}");
     let found = pair.gpu.issue(&cmd(operand(a, true), operand(b, true))).unwrap_err().to_string();
     assert!(found.contains("terms of a sum side by side"), "{found}");
+}
+
+/// One side of a group, on both devices: each member's matrix of integers, quantised with a scale of its own beside those
+/// of the others.
+fn group_side(
+    pair: &mut Pair,
+    format: Format,
+    [tokens, cols, stride, members]: [usize; 4],
+    (seed, scale, exact): (u64, f32, bool),
+) -> GroupOperand {
+    let line = members * stride;
+    let region = pair.empty("region", format.dtype(), cols, line);
+    pair.issue(Cmd::Fill { dst: region, value: 0.0 });
+    let scales: Vec<f32> = (0..members).map(|member| scale.powi(member as i32)).collect();
+    let scales = pair.f32("scales", members, &scales);
+    let factors = (0..members).map(|member| {
+        let values = if exact { integers(seed + member as u64, tokens * cols) } else { pair.normal(tokens * cols) };
+        let src = pair.bf16("member", cols, &values);
+        let codes = pair.empty("codes", format.dtype(), tokens, cols);
+        let scale_inv = pair.empty("factor", Dtype::F32, 1, 1);
+        pair.issue(Cmd::Quantise {
+            src,
+            rows: tokens,
+            cols,
+            format,
+            scale: Scalar { buf: scales, index: member },
+            codes,
+            transposed: Some(region),
+            beside: Some(Beside { first: member * stride, line }),
+            scale_inv,
+            amax: None,
+            flag: None,
+        });
+        scale_inv
+    });
+    let scale_inv = factors.collect();
+    pair.same("region", region);
+    GroupOperand { buf: region, scale_inv, transposed: format == Format::E4M3 }
+}
+
+/// Members have scales of their own, which differ by powers of two where sums shall be exact, and tokens that fill their
+/// blocks or do not.
+#[test]
+fn products_of_groups_are_those_of_the_cpu() {
+    let Some(mut pair) = Pair::new() else { return };
+    const GROUPS: [[usize; 4]; 4] = [[64, 128, 128, 1], [272, 144, 100, 3], [48, 80, 256, 4], [128, 64, 16, 35]];
+    for (case, [m, n, tokens, members]) in GROUPS.into_iter().enumerate() {
+        let stride = tokens.next_multiple_of(128);
+        // Powers of two keep sums exact, as long as they are few.
+        let scales: &[(f32, f32, bool)] = match members {
+            35 => &[(1.01, 0.99, false)],
+            _ => &[(2.0, 0.5, true), (1.37, 0.71, false)],
+        };
+        for &(left, right, exact) in scales {
+            let shape = |cols| [tokens, cols, stride, members];
+            let seed = 1000 * case as u64;
+            let a = group_side(&mut pair, Format::E5M2, shape(m), (seed, left, exact));
+            let b = group_side(&mut pair, Format::E4M3, shape(n), (seed + 500, right, exact));
+            let out = pair.empty("out", Dtype::F32, m, n);
+            for accumulate in [false, true] {
+                let (a, b) = (a.clone(), b.clone());
+                let cmd = Cmd::GroupGemm { m, n, k: tokens, stride, members, a, b, out, accumulate };
+                let what = format!("{members} of {m} × {n} × {tokens}, exact: {exact}, added: {accumulate}");
+                let graph = pair.gpu.instantiate(vec![cmd.clone()]).unwrap();
+                let before = pair.read(out)[1].clone();
+                pair.issue(cmd);
+                match exact {
+                    true => pair.same(&what, out),
+                    false => pair.near(&what, out, 2e-4),
+                }
+                let issued = pair.read(out)[1].clone();
+                pair.gpu.write(out, &before).unwrap();
+                pair.gpu.launch(graph).unwrap();
+                assert!(pair.read(out)[1] == issued, "{what}: a graph gives the same bits");
+                pair.cpu.write(out, &issued).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_groups_in_bf16_are_those_of_the_cpu() {
+    let Some(mut pair) = Pair::new() else { return };
+    let (m, n, k, members) = (64, 96, 40, 3);
+    let (x, y) = (integers(1, members * k * m), integers(2, members * k * n));
+    let (a, b) = (pair.bf16("dy", m, &x), pair.bf16("x", n, &y));
+    let side = |buf, transposed| GroupOperand { buf, scale_inv: Box::default(), transposed };
+    let out = pair.master("out", m, n);
+    for accumulate in [false, true] {
+        let (a, b) = (side(a, true), side(b, false));
+        pair.issue(Cmd::GroupGemm { m, n, k, stride: k, members, a, b, out, accumulate });
+        pair.same("product of a group", out);
+    }
+}
+
+#[test]
+fn groups_that_block_scales_cannot_tell_apart_are_refused() {
+    let Some(mut pair) = Pair::new() else { return };
+    let (m, n, k) = (32, 32, 64);
+    let region = codes(&mut pair, Format::E4M3, 2 * k, &vec![1.0; m * 2 * k]);
+    let (factor, out) = (pair.f32("factor", 1, &[1.0]), pair.empty("out", Dtype::F32, m, n));
+    let side = |count, transposed| GroupOperand { buf: region, scale_inv: vec![factor; count].into(), transposed };
+    let mut refused = |stride, a, b| {
+        let cmd = Cmd::GroupGemm { m, n, k, stride, members: 2, a, b, out, accumulate: false };
+        pair.gpu.issue(&cmd).unwrap_err().to_string()
+    };
+    let found = refused(64, side(2, false), side(2, true));
+    assert!(found.contains("members begin every 64 terms; block scales need a multiple of 128"), "{found}");
+    let found = refused(128, side(1, false), side(2, true));
+    assert!(found.contains("2 members in E4M3 × E4M3 have 1 factors"), "{found}");
 }

@@ -6,7 +6,7 @@ use qeffect_core::recipe::AmaxAlgo;
 use qeffect_core::scaling::ScaleRule;
 
 use super::*;
-use crate::cmd::{AdamWConfig, AttentionShape, DropoutKey, DropoutRate, RotaryShape};
+use crate::cmd::{AdamWConfig, AttentionShape, DropoutKey, DropoutRate, GroupOperand, RotaryShape};
 use crate::cpu::CpuDevice;
 use crate::device::Device;
 use crate::rng;
@@ -406,4 +406,111 @@ fn casts_that_stage_into_different_cells_are_free_and_a_roll_follows_all() {
     let list = [cast(0), cast(1), cast(1), roll.clone(), cast(0), roll];
     let effects: Vec<Vec<Access>> = list.iter().map(|cmd| cmd.effects(|_| None)).collect();
     assert_eq!(order(&effects), [vec![], vec![], vec![], vec![0, 1, 2], vec![3], vec![3, 4]]);
+}
+
+/// The members of a group lie beside each other in one region: their casts are free of each other, in whatever order they
+/// come, and the product of the group follows all of them, as the zeros between members come before.
+#[test]
+fn members_of_a_group_are_free_of_each_other_and_its_product_follows_all() {
+    const TOKENS: usize = 3;
+    const STRIDE: usize = 4;
+    const MEMBERS: usize = 3;
+    let build = || {
+        let mut device = CpuDevice::new();
+        let mut make = |name: &str, dtype: Dtype, rows, cols| {
+            let buf = device.alloc(BufSpec::new(name, dtype, rows, cols)).unwrap();
+            let bytes: Vec<u8> = match dtype {
+                Dtype::F32 => (0..rows * cols).flat_map(|i| (1.0 + (i % 7) as f32).to_le_bytes()).collect(),
+                _ => vec![0; rows * cols * dtype.size()],
+            };
+            device.write(buf, &bytes).unwrap();
+            buf
+        };
+        let (scales, line) = (make("scales", Dtype::F32, 1, 1), MEMBERS * STRIDE);
+        let scale = Scalar { buf: scales, index: 0 };
+        let mut list = Vec::new();
+        let mut side = |name: &str, cols: usize| {
+            let region = make(name, Dtype::E4M3, cols, line);
+            list.push(Cmd::Fill { dst: region, value: 0.0 });
+            let factors: Box<[Buf]> = (0..MEMBERS)
+                .map(|member| {
+                    let scale_inv = make("factor", Dtype::F32, 1, 1);
+                    list.push(Cmd::Quantise {
+                        src: make("x", Dtype::F32, TOKENS, cols),
+                        rows: TOKENS,
+                        cols,
+                        format: Format::E4M3,
+                        scale,
+                        codes: make("codes", Dtype::E4M3, TOKENS, cols),
+                        transposed: Some(region),
+                        beside: Some(Beside { first: member * STRIDE, line }),
+                        scale_inv,
+                        amax: None,
+                        flag: None,
+                    });
+                    scale_inv
+                })
+                .collect();
+            (region, factors)
+        };
+        let ((a, of_a), (b, of_b)) = (side("dy", 5), side("x", 2));
+        let out = make("out", Dtype::F32, 5, 2);
+        list.push(Cmd::GroupGemm {
+            m: 5,
+            n: 2,
+            k: TOKENS,
+            stride: STRIDE,
+            members: MEMBERS,
+            a: GroupOperand { buf: a, scale_inv: of_a, transposed: false },
+            b: GroupOperand { buf: b, scale_inv: of_b, transposed: true },
+            out,
+            accumulate: false,
+        });
+        (device, list, out)
+    };
+    let (_, list, _) = build();
+    let effects: Vec<Vec<Access>> = list.iter().map(|cmd| cmd.effects(|_| None)).collect();
+    let before = order(&effects);
+    for cast in [1, 2, 3, 5, 6, 7] {
+        assert_eq!(before[cast], [if cast < 4 { 0 } else { 4 }], "a member follows the zeros alone");
+    }
+    assert_eq!(before[8], (0..8).collect::<Vec<_>>());
+    let run = |order: Vec<usize>| {
+        let (mut device, list, out) = build();
+        order.into_iter().for_each(|index| device.issue(&list[index]).unwrap());
+        let mut bytes = vec![0; 5 * 2 * 4];
+        device.read(out, &mut bytes).unwrap();
+        bytes
+    };
+    let want = run((0..9).collect());
+    for seed in 0..20 {
+        assert_eq!(run(shuffled(&mut Dice(seed, 0), &before)), want, "seed {seed}");
+    }
+    assert_ne!(run(vec![0, 1, 2, 4, 5, 6, 7, 8, 3]), want, "the product reads every member");
+}
+
+#[test]
+fn columns_meet_where_they_share_elements_and_cover_what_lies_in_them() {
+    let buf = Buf(0);
+    let columns = |line, columns: Range<usize>| Access {
+        buf,
+        range: columns.start..4 * line,
+        columns: Some(Columns { line, columns }),
+        mode: Mode::Write,
+    };
+    let range = |range| Access { buf, range, columns: None, mode: Mode::Write };
+    for (a, b, meet) in [
+        (columns(8, 0..4), columns(8, 4..8), false),
+        (columns(8, 0..5), columns(8, 4..8), true),
+        (columns(8, 0..4), columns(6, 4..6), true),
+        (columns(8, 4..8), range(0..4), false),
+        (columns(8, 4..8), range(0..40), true),
+    ] {
+        assert_eq!((a.conflicts(&b), b.conflicts(&a)), (meet, meet), "{a:?}, {b:?}");
+    }
+    assert!(columns(8, 2..6).covers(&columns(8, 3..6)) && !columns(8, 3..6).covers(&columns(8, 2..6)));
+    assert!(range(0..40).covers(&columns(8, 2..6)) && !columns(8, 0..8).covers(&range(0..32)));
+    assert!(range(0..32).is_whole(32) && !columns(8, 0..8).is_whole(32));
+    // case: four lines of 8, of which columns 2..6 are touched.
+    assert_eq!((columns(8, 2..6).count(32), range(3..usize::MAX).count(32)), (16, 29));
 }
