@@ -70,7 +70,8 @@ impl Solo {
         Self::build(config, blocks, microbatches, optim, (gradients, 1), device)
     }
 
-    fn build(
+    /// With groups of that many microbatches, where gradients are coalesced.
+    pub fn build(
         config: &GptConfig,
         blocks: &[usize],
         microbatches: u32,

@@ -8,4 +8,5 @@ mod commands;
 mod graphs;
 mod products;
 mod rig;
+mod sessions;
 mod training;
