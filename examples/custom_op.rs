@@ -119,3 +119,11 @@ fn main() -> Outcome<()> {
     anyhow::ensure!(last < 0.5 * first, "it has not learnt: {first} to {last}");
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn it_learns() {
+        super::main().unwrap();
+    }
+}

@@ -109,3 +109,11 @@ fn main() -> Result<()> {
     anyhow::ensure!(last < first - 0.5, "it has not learnt: {first} to {last}");
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn it_learns() {
+        super::main().unwrap();
+    }
+}

@@ -3,8 +3,8 @@
 
     python scripts/goldens.py [--out qeffect-runtime/tests/golden] [--dtype float32|float64]
 
-Three files: `ops` (inputs, outputs and gradients of every op), `model` (parameters, loss and every gradient of one step
-over several microbatches) and `curve` (a 20-step training run: initial and final parameters, batches, learning rates,
+Five files: `ops` and `llama_ops` (inputs, outputs and gradients of every op), `model` and `llama` (parameters, loss and
+every gradient of one step over several microbatches) and `curve` (a 20-step training run: initial and final parameters, batches, learning rates,
 losses, norms). Inputs are drawn in float32 from fixed seeds whatever --dtype says, so that float64 answers the very same
 question; the committed files are float32.
 """
@@ -17,10 +17,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from torch import nn
 
 from gpt import GPT, LAYER_NORM_EPS, adamw, causal_attention, clip, learning_rate, set_lr
+from llama import Llama, grouped_attention, rotate
 
 CONFIG = {"vocab": 64, "hidden": 32, "heads": 4, "ffn": 64, "layers": 4, "seq": 16}
+LLAMA = {"vocab": 64, "hidden": 24, "heads": 6, "kv_heads": 2, "ffn": 40, "layers": 3, "rotary_base": 500.0}
+LLAMA_SEQ = 13
 MICROBATCHES = 4
 SEQUENCES = 2
 STEPS = 20
@@ -124,26 +128,6 @@ def op_goldens(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return ops.tensors
 
 
-def rotate(x: torch.Tensor, base: float) -> torch.Tensor:
-    """Turns pairs (j, j + dim / 2) of [batch, seq, heads, dim] by position * base^(-2j / dim)."""
-    _, seq, _, dim = x.shape
-    frequencies = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    angles = torch.outer(torch.arange(seq, dtype=torch.float64), frequencies)
-    cos, sin = (t.to(x.dtype)[None, :, None, :] for t in (angles.cos(), angles.sin()))
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-
-
-def grouped_attention(qkv: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
-    """Causal attention of rows packed as q, k, v where several heads share a key and a value."""
-    batch, seq, width = qkv.shape
-    dim = width // (heads + 2 * kv_heads)
-    parts = qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
-    q, k, v = (part.reshape(batch, seq, -1, dim).transpose(1, 2) for part in parts)
-    k, v = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, seq, heads * dim)
-
-
 def llama_op_goldens(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     ops = Ops(dtype, 6)
     for rows, columns in ((1, 33), (24, 32), (70, 130)):
@@ -173,17 +157,16 @@ def llama_op_goldens(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return ops.tensors
 
 
-def windows(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def windows(count: int, seed: int, seq: int = CONFIG["seq"]) -> tuple[torch.Tensor, torch.Tensor]:
     """`count` random windows of the text as symbols (the rank of a character among those that occur) and the next ones."""
     alphabet = sorted(set(TEXT))
     assert len(alphabet) <= CONFIG["vocab"]
     symbols = torch.tensor([alphabet.index(c) for c in TEXT])
-    starts = torch.randint(len(symbols) - CONFIG["seq"], (count,), generator=generator(seed)).tolist()
-    seq = CONFIG["seq"]
+    starts = torch.randint(len(symbols) - seq, (count,), generator=generator(seed)).tolist()
     return torch.stack([symbols[s : s + seq] for s in starts]), torch.stack([symbols[s + 1 : s + seq + 1] for s in starts])
 
 
-def backward(model: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+def backward(model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
     """Leaves in .grad the microbatches' gradients summed and multiplied by 1/M once; returns the loss of each."""
     model.zero_grad(set_to_none=True)
     losses = []
@@ -196,21 +179,21 @@ def backward(model: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> list[to
     return losses
 
 
-def parameters(model: GPT, prefix: str) -> dict[str, torch.Tensor]:
+def parameters(model: nn.Module, prefix: str) -> dict[str, torch.Tensor]:
     return {f"{prefix}/{name}": p.detach().clone() for name, p in model.named_parameters()}
 
 
-def model_goldens(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    model = GPT(**CONFIG)
-    random = generator(2)
+def model_goldens(model: nn.Module, dtype: torch.dtype, seeds: tuple[int, int], seq: int) -> dict[str, torch.Tensor]:
+    random = generator(seeds[0])
     # Larger than GPT-2's initialisation, and no zero or unit vectors: every term has weight in every gradient.
     with torch.no_grad():
         for name, p in model.named_parameters():
-            norm = name.split(".")[-2:][0].startswith("ln") and name.endswith("weight")
+            layer = name.split(".")[-2:][0]
+            norm = (layer.startswith("ln") or layer.endswith("norm")) and name.endswith("weight")
             p.normal_(1.0 if norm else 0.0, 0.5 if name in ("wte", "wpe") else 0.2, generator=random)
     model.to(dtype)
-    shape = (MICROBATCHES, SEQUENCES, CONFIG["seq"])
-    tokens, targets = (t.reshape(shape) for t in windows(MICROBATCHES * SEQUENCES, 3))
+    shape = (MICROBATCHES, SEQUENCES, seq)
+    tokens, targets = (t.reshape(shape) for t in windows(MICROBATCHES * SEQUENCES, seeds[1], seq))
     losses = backward(model, tokens, targets)
     norm = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()]))
     return {
@@ -265,13 +248,15 @@ def main() -> None:
     made = {"made_by": f"scripts/goldens.py, PyTorch {torch.__version__}, {args.dtype}"}
     adam = {"decay": DECAY, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS}
     model = CONFIG | {"microbatches": MICROBATCHES, "sequences": SEQUENCES}
+    llama = LLAMA | {"seq": LLAMA_SEQ, "microbatches": MICROBATCHES, "sequences": SEQUENCES}
     curve = model | adam | {"steps": STEPS, "clip": CLIP}
 
     args.out.mkdir(parents=True, exist_ok=True)
     for name, tensors, config in (
         ("ops", op_goldens(dtype), adam),
         ("llama_ops", llama_op_goldens(dtype), {"eps": LAYER_NORM_EPS}),
-        ("model", model_goldens(dtype), model),
+        ("model", model_goldens(GPT(**CONFIG), dtype, (2, 3), CONFIG["seq"]), model),
+        ("llama", model_goldens(Llama(**LLAMA), dtype, (7, 8), LLAMA_SEQ), llama),
         ("curve", curve_goldens(dtype), curve),
     ):
         path = args.out / f"{name}.safetensors"

@@ -35,7 +35,6 @@
 //! |---|---|
 //! | [`core`] | the contract, the schedule language, lowering, checker and simulator |
 //! | [`schedules`] | GPipe, 1F1B, interleaved 1F1B, ZB-H1, ZB-V and evaluation, in `schedule!` |
-//! | [`runtime`] | devices, ops, stages, driver, optimizer |
 //! | [`mod@train`] | whole training runs, as `qeffect train` does them |
 //! | [`runtime`] | devices, ops, stages, driver, optimizer and training loop; [`model`] is what models are written with |
 

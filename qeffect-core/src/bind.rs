@@ -11,7 +11,7 @@ use crate::code::Code;
 use crate::diag::{Diagnostic, Report};
 use crate::ids::{Rank, Stage};
 use crate::ledger::{Ledger, StageContract};
-use crate::plan::Checked;
+use crate::plan::{Checked, Op};
 use crate::schedule::{Schedule, Update};
 
 pub use choice::GradientChoice;
@@ -106,7 +106,9 @@ impl Bound {
             })
             .collect();
         let slots = self.checked.plan.peaks.get(rank.index()).map_or(0, |peaks| peaks.slots);
-        Ledger::new(rank, &contracts, self.facts.microbatches, slots)
+        let nodes = self.checked.plan.rank(rank).iter().filter(|node| node.op == Op::Recompute);
+        let again = nodes.map(|node| (node.stage, node.microbatch));
+        Ledger::new(rank, &contracts, self.facts.microbatches, slots).recomputing(again)
     }
 
     /// Binds a forward-only schedule to the same run: it must find every stage where training put it.

@@ -15,6 +15,7 @@ mod checks;
 mod error;
 mod pending;
 mod replay;
+mod seeds;
 mod stage;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use crate::slots::SlotPool;
 use crate::tape::{TapeRef, WorkRef};
 use crate::token::{Bwd, Fwd, Token};
 use crate::version::WeightVersion;
+use seeds::Seeds;
 use stage::{StageState, did};
 
 /// What all ranks agree on before commit.
@@ -71,6 +73,7 @@ pub struct Ledger {
     /// Begun and neither finished nor aborted.
     pending: Option<Action>,
     group: Vec<(Microbatch, WorkRef)>,
+    seeds: Seeds,
     peaks: Peaks,
 }
 
@@ -101,8 +104,14 @@ impl Ledger {
             phase: Phase::Quiescent,
             pending: None,
             group: Vec::new(),
+            seeds: Seeds::default(),
             peaks: Peaks::default(),
         }
+    }
+
+    /// The same, told which forwards the plan recomputes: they leave no tape before R.
+    pub fn recomputing(self, again: impl IntoIterator<Item = (Stage, Microbatch)>) -> Ledger {
+        Ledger { seeds: Seeds::new(again), ..self }
     }
 
     /// The rank.
@@ -172,6 +181,7 @@ impl Ledger {
             stage.begin(self.microbatches);
         }
         self.peaks = Peaks::default();
+        self.seeds.clear();
         self.phase = Phase::Training { agreed: false };
         self.attempts += 1;
         Ok(self.step())
@@ -183,6 +193,7 @@ impl Ledger {
     /// The caller puts its own state (scales, histories) back too.
     pub fn abort_step(&mut self) -> u32 {
         self.group.clear();
+        self.seeds.clear();
         self.pending = None;
         let step = self.step();
         if self.phase != Phase::Quiescent {
@@ -241,7 +252,8 @@ impl Ledger {
         let site = self.site(stage, microbatch, slot);
         self.pool.check_lease(&site.key, slot).map_err(|e| self.slot(action, e))?;
         let token = self.stages[at].forward.take().ok_or_else(|| self.tokenless(action))?;
-        let peaks = Peaks { slots: self.pool.live() + 1, tapes: self.pool.tapes() + 1, works: self.pool.works() };
+        let tapes = self.tapes() + u32::from(!self.seeds.planned(stage, microbatch));
+        let peaks = Peaks { slots: self.pool.live() + 1, tapes, works: self.pool.works() };
         self.raise(peaks);
         let rolls = token.rolls() + u64::from(self.stages[at].contract.forward_rolls);
         Ok((self.pend(action, Forward { at, site, rolls }), token))
@@ -273,6 +285,8 @@ impl Ledger {
             let fault = "recomputes a second time";
             return Err(self.refuse(Code::RecomputeMisplaced, action, fault, "one recomputation", "two"));
         }
+        let tapes = self.tapes() + u32::from(self.seeds.planned(stage, microbatch));
+        self.raise(Peaks { slots: self.pool.live(), tapes, works: self.pool.works() });
         Ok(self.pend(action, Recompute { at, site }))
     }
 

@@ -114,7 +114,7 @@ pub struct Edge {
 pub struct Peaks {
     /// Live microbatches over all stages of the rank, F start to W end: also its number of slots.
     pub slots: u32,
-    /// Live tapes, F start to I end.
+    /// Live tapes, F start to I end; where F is recomputed, from the start of R on.
     pub tapes: u32,
     /// Live works, I start to W end.
     pub works: u32,

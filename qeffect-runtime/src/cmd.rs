@@ -230,14 +230,14 @@ pub enum Cmd {
         /// If this flag is set, nothing is done.
         unless: Option<Buf>,
     },
-    /// `out[t] = table[tokens[t]] + positions[t mod seq]`, rounded once.
+    /// `out[t] = table[tokens[t]] + positions[t mod seq]`, rounded once; without positions only the first.
     Embed {
         /// u32, one per row of `out`.
         tokens: Buf,
         /// Master, `[vocabulary, cols]`.
         table: Buf,
         /// Master, `[seq, cols]`.
-        positions: Buf,
+        positions: Option<Buf>,
         /// Activation.
         out: Buf,
         /// Set if a token is beyond the table, on a device that finds it out while it computes; others refuse then.
@@ -258,7 +258,7 @@ pub enum Cmd {
         /// Master, `[vocabulary, cols]`.
         table_grad: Buf,
         /// Master, `[seq, cols]`.
-        positions_grad: Buf,
+        positions_grad: Option<Buf>,
         /// Tokens per sequence.
         seq: usize,
         /// Elements per token.

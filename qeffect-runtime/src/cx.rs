@@ -65,6 +65,8 @@ pub struct Cx<'a> {
     pub(crate) targets: bool,
     /// An F that is run again: the scales that it used the first time. It moves nothing.
     pub(crate) again: Option<Option<Act>>,
+    /// An F that will be run again: its tape is given up at once.
+    pub(crate) seeds: bool,
 }
 
 impl Cx<'_> {
@@ -176,6 +178,9 @@ impl Cx<'_> {
 
     /// Keeps what the gradient of `weight` needs of an input or output gradient, and gives up the rest of it.
     pub fn keep_factor(&mut self, weight: ParamId, role: Role, saved: Saved) -> Result<Saved> {
+        if self.seeds {
+            return Ok(saved);
+        }
         let grouped = self.grads.groups().is_some();
         match saved {
             Saved::Fp8(Fp8 { codes, other: None, scale_inv, grouped: Some(grouped), .. }) => {
@@ -395,7 +400,7 @@ impl Cx<'_> {
             }
         };
         let format: Format = bank.format;
-        let both = forms != Forms::Plain && self.device.caps().fp8_needs_transposes;
+        let both = forms != Forms::Plain && !self.seeds && self.device.caps().fp8_needs_transposes;
         let codes = self.lease_as(format.dtype(), x.rows, x.cols)?;
         let scale_inv = self.lease_as(Dtype::F32, 1, 1)?;
         let mut grouped = None;

@@ -17,6 +17,7 @@ use crate::capture::replay::{POST, SEND, WAIT, message, node};
 use crate::data::Windows;
 use crate::error::{Error, Result};
 use crate::rank::Aftermath;
+use crate::recompute::{Recomputed, StageTape};
 use crate::shard::Shard;
 use crate::stage::Stage;
 use crate::transport::TransportError;
@@ -64,6 +65,7 @@ pub(crate) struct Executor<'a, 'w, S: Stage> {
     pub mail: &'a mut Mail,
     pub outlet: Outlet<'a, 'w>,
     pub plan: &'a Plan,
+    pub recomputed: &'a Recomputed,
     /// What the pass runs on; a rehearsal has none.
     pub batch: &'a [Windows],
     /// Keep the logits of every microbatch, and compute no loss.
@@ -144,7 +146,7 @@ impl<S: Stage> Executor<'_, '_, S> {
 }
 
 impl<S: Stage> Execute for Executor<'_, '_, S> {
-    type Tape = S::Tape;
+    type Tape = StageTape<S::Tape>;
     type Work = S::Work;
     type Error = Error;
 
@@ -161,11 +163,18 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
         Ok(())
     }
 
-    fn forward(&mut self, at: Site, token: Token<Fwd>) -> Result<(S::Tape, Token<Fwd>)> {
+    fn forward(&mut self, at: Site, token: Token<Fwd>) -> Result<(Self::Tape, Token<Fwd>)> {
         self.enter_compute(Op::Forward, at);
         let parcel = self.take(Direction::Forward, at)?;
         let x = parcel.as_ref().map(|(_, parcel)| parcel.act);
-        let (y, tape, token) = self.shard.forward(at.stage(), at.microbatch(), x, token)?;
+        let (stage, microbatch) = (at.stage(), at.microbatch());
+        let (y, tape, token) = if self.recomputed.contains(stage, microbatch) {
+            let (y, seed, token) = self.shard.forward_for_recompute(stage, microbatch, x, token)?;
+            (y, StageTape::Seed(seed), token)
+        } else {
+            let (y, tape, token) = self.shard.forward(stage, microbatch, x, token)?;
+            (y, StageTape::Whole(tape), token)
+        };
         self.consumed(parcel)?;
         self.deliver(Direction::Forward, at, y)?;
         Ok((tape, token))
@@ -188,13 +197,15 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
         }
     }
 
-    fn recompute(&mut self, at: Site, _tape: S::Tape) -> Result<S::Tape> {
-        Err(no_recompute(at.stage(), at.microbatch()))
+    fn recompute(&mut self, at: Site, tape: Self::Tape) -> Result<Self::Tape> {
+        self.enter_compute(Op::Recompute, at);
+        let tape = self.shard.recompute(at.stage(), at.microbatch(), tape.seed()?)?;
+        Ok(StageTape::Whole(tape))
     }
 
-    fn input_grad(&mut self, at: Site, tape: S::Tape, token: Token<Bwd>) -> Result<(S::Work, Token<Bwd>)> {
+    fn input_grad(&mut self, at: Site, tape: Self::Tape, token: Token<Bwd>) -> Result<(S::Work, Token<Bwd>)> {
         self.enter_compute(Op::InputGrad, at);
-        self.run_input_grad(at, tape, token)
+        self.run_input_grad(at, tape.whole()?, token)
     }
 
     fn weight_grad(&mut self, works: std::vec::Drain<'_, (Site, S::Work)>) -> Result<()> {
@@ -207,9 +218,9 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
         Ok(())
     }
 
-    fn full_backward(&mut self, at: Site, tape: S::Tape, token: Token<Bwd>) -> Result<Token<Bwd>> {
+    fn full_backward(&mut self, at: Site, tape: Self::Tape, token: Token<Bwd>) -> Result<Token<Bwd>> {
         self.enter_compute(Op::FullBackward, at);
-        let (work, token) = self.run_input_grad(at, tape, token)?;
+        let (work, token) = self.run_input_grad(at, tape.whole()?, token)?;
         self.shard.weight_grad(at.stage(), at.microbatch(), work)?;
         Ok(token)
     }
@@ -304,9 +315,4 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
         self.after.failure = result.err();
         self.mail.reset(0, 0);
     }
-}
-
-/// The refusal of R, which stages do not offer.
-pub(crate) fn no_recompute(stage: StageId, microbatch: Microbatch) -> Error {
-    Error::Config(format!("R({stage}, {microbatch}): these stages keep their tapes and recompute nothing"))
 }

@@ -6,11 +6,12 @@ pub use model::{Block, First, Last, Middle, Whole, block, first, last, middle, w
 
 use std::ops::Range;
 
-use qeffect_core::recipe::{Head as HeadFormat, Recipe};
+use qeffect_core::recipe::Recipe;
 
 use crate::built::{Built, Cut};
 use crate::cmd::AttentionShape;
 use crate::error::{Error, Result};
+use crate::layers;
 use crate::ops::embedding::Embedding;
 use crate::ops::layer_norm::LayerNorm;
 use crate::ops::linear::Linear;
@@ -25,15 +26,7 @@ pub type GptTape = <GptStage as Stage>::Tape;
 /// From I to W.
 pub type GptWork = <GptStage as Stage>::Work;
 
-/// Every size of a matrix product in FP8 is a multiple of this, tokens too: they are the inner size of a weight gradient.
-pub const FP8_ALIGNMENT: usize = 16;
-
-/// Standard deviation of first weights at [`DEVIATION_HIDDEN`]; it goes with 1/√hidden.
-const DEVIATION: f64 = 0.02;
-
-/// The hidden size of the smallest GPT-2, for which 0.02 was chosen. A narrow model that starts from 0.02 learns little in
-/// its first hundreds of thousands of tokens.
-const DEVIATION_HIDDEN: f64 = 768.0;
+pub use crate::layers::FP8_ALIGNMENT;
 
 /// A GPT.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -59,7 +52,7 @@ pub struct GptConfig {
 impl GptConfig {
     /// Checks every size.
     pub fn validate(&self) -> Result<()> {
-        let sizes = [
+        layers::positive(&[
             ("vocab", self.vocab),
             ("hidden", self.hidden),
             ("heads", self.heads),
@@ -67,28 +60,15 @@ impl GptConfig {
             ("layers", self.layers),
             ("seq", self.seq),
             ("sequences", self.sequences),
-        ];
-        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(Error::Config(format!("model: `{name}` must not be zero")));
-        }
+        ])?;
         if !self.hidden.is_multiple_of(self.heads) {
             return Err(Error::Config(format!(
                 "model: {} heads do not divide a hidden size of {}",
                 self.heads, self.hidden
             )));
         }
-        if let Some(delayed) = self.recipe.delayed() {
-            let mut aligned = vec![("hidden", self.hidden), ("ffn", self.ffn), ("seq · sequences", self.tokens())];
-            if delayed.head == HeadFormat::Fp8 {
-                aligned.push(("vocab", self.vocab));
-            }
-            if let Some((name, size)) = aligned.iter().find(|(_, size)| !size.is_multiple_of(FP8_ALIGNMENT)) {
-                return Err(Error::Config(format!(
-                    "model: products in FP8 need `{name}` to be a multiple of {FP8_ALIGNMENT}, found {size}"
-                )));
-            }
-        }
-        Ok(())
+        let sizes = [("hidden", self.hidden), ("ffn", self.ffn), ("seq · sequences", self.tokens())];
+        layers::aligned(&self.recipe, &sizes, self.vocab)
     }
 
     /// Tokens of a microbatch.
@@ -109,44 +89,24 @@ impl GptConfig {
 
     /// First values of a matrix.
     pub fn init(&self) -> Init {
-        Init::Normal(self.deviation())
+        Init::Normal(layers::deviation(self.hidden))
     }
 
     /// First values of a matrix that adds to the residual stream: smaller, for there are 2·layers of them.
     pub fn residual_init(&self) -> Init {
-        Init::Normal(self.deviation() / (2.0 * self.layers as f64).sqrt())
-    }
-
-    fn deviation(&self) -> f64 {
-        DEVIATION * (DEVIATION_HIDDEN / self.hidden as f64).sqrt()
+        Init::Normal(layers::residual_deviation(self.hidden, self.layers))
     }
 
     /// Blocks per stage, as even as possible; the first stages take what is left over.
     pub fn split(&self, stages: usize) -> Result<Vec<usize>> {
-        if stages == 0 || stages > self.layers {
-            return Err(Error::Config(format!("{} blocks cannot be cut into {stages} stages", self.layers)));
-        }
-        let (each, more) = (self.layers / stages, self.layers % stages);
-        Ok((0..stages).map(|stage| each + usize::from(stage < more)).collect())
+        layers::split(self.layers, stages)
     }
 
     /// The stages, given the number of blocks of each. A stage holds at least one unit: the first has the embedding and
     /// the last the head, so these two may have no block.
     pub fn stages(&self, blocks: &[usize]) -> Result<Vec<GptStage>> {
         self.validate()?;
-        let total: usize = blocks.iter().sum();
-        if blocks.is_empty() || total != self.layers {
-            return Err(Error::Config(format!("the stages hold {total} blocks, the model has {}", self.layers)));
-        }
-        if let Some(stage) = (1..blocks.len().saturating_sub(1)).find(|stage| blocks[*stage] == 0) {
-            return Err(Error::Config(format!("stage {stage} holds nothing")));
-        }
-        let (mut done, last) = (0, blocks.len() - 1);
-        let cut = blocks.iter().enumerate().map(|(stage, count)| {
-            done += count;
-            self.stage(done - count..done, stage == 0, stage == last)
-        });
-        cut.collect()
+        layers::cut(self.layers, blocks, |blocks, first, last| self.stage(blocks, first, last))
     }
 
     /// The stage that holds `blocks` of the model, the embedding if it is the `first` and the head if it is the `last`.
@@ -184,7 +144,7 @@ impl GptConfig {
     }
 
     fn last(&self, blocks: Layers<Block>) -> Last {
-        let fp8 = self.recipe.delayed().is_some_and(|delayed| delayed.head == HeadFormat::Fp8);
+        let fp8 = layers::fp8_head(&self.recipe);
         let head = Linear::of([self.hidden, self.vocab]).unbiased().init(self.init()).quantised(fp8);
         Last { blocks, ln_f: LayerNorm::of(self.hidden), head }
     }

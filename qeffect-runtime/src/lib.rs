@@ -22,6 +22,8 @@ pub mod gpt;
 pub mod gradients;
 pub mod groups;
 pub mod kernels;
+mod layers;
+pub mod llama;
 pub mod op;
 pub mod ops;
 pub mod optim;

@@ -30,7 +30,9 @@ impl Lease {
 /// How long a retained tensor is kept. One region of a group is a tape until the group's first I, then work.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Class {
-    /// From F to I.
+    /// From F to R, where F is run again.
+    Input,
+    /// From F, or R, to I.
     Tape,
     /// From I to W.
     Work,
@@ -39,7 +41,9 @@ pub enum Class {
 /// Bytes that a stage retains: the most at once since start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct KeptBytes {
-    /// From F to I.
+    /// From F to R, where F is run again.
+    pub input: usize,
+    /// From F, or R, to I.
     pub tape: usize,
     /// From I to W; all regions of groups whose first I has run are in it.
     pub work: usize,
@@ -123,7 +127,7 @@ impl Pool {
         for (_, act) in &layout.entries {
             let Some(lease) = self.leases.get_mut(&act.buf) else { continue };
             let before = lease.kept;
-            let moves = before.is_none() || before == Some((stage, Class::Tape)) && class == Class::Work;
+            let moves = before.is_none_or(|(of, was)| of == stage && was < class);
             if !moves {
                 continue;
             }
@@ -145,7 +149,7 @@ impl Pool {
     /// The most bytes that a stage retained at once.
     pub fn kept(&self, stage: Stage) -> KeptBytes {
         let most = |class| self.kept.get(&(stage, class)).map_or(0, |count| count.most);
-        KeptBytes { tape: most(Class::Tape), work: most(Class::Work) }
+        KeptBytes { input: most(Class::Input), tape: most(Class::Tape), work: most(Class::Work) }
     }
 
     /// Bytes that are leased.
@@ -213,17 +217,18 @@ mod tests {
         };
         pool.mark(&layout(&acts[..2]), stage, Class::Tape); // 16 + 32 bytes
         pool.mark(&layout(&acts[..2]), Stage(4), Class::Tape);
-        assert_eq!((pool.kept(stage), pool.kept(Stage(4))), (KeptBytes { tape: 48, work: 0 }, KeptBytes::default()));
+        let none = KeptBytes::default();
+        assert_eq!((pool.kept(stage), pool.kept(Stage(4))), (KeptBytes { tape: 48, ..none }, none));
         pool.mark(&layout(&acts[1..]), stage, Class::Work); // 32 + 64 bytes, of which 32 were a tape
         pool.mark(&layout(&acts[1..]), stage, Class::Tape); // work does not become a tape again
         pool.free(&mut device, acts[2]).unwrap();
         let again = pool.lease(&mut device, Dtype::F32, 2, 4).unwrap();
         pool.mark(&layout(&[again]), stage, Class::Tape); // 16 + 32 now
-        assert_eq!(pool.kept(stage), KeptBytes { tape: 48, work: 96 });
+        assert_eq!(pool.kept(stage), KeptBytes { tape: 48, work: 96, ..none });
         pool.reset(&mut device).unwrap();
         let one = pool.lease(&mut device, Dtype::F32, 1, 4).unwrap();
         pool.mark(&layout(&[one]), stage, Class::Work);
-        assert_eq!(pool.kept(stage), KeptBytes { tape: 48, work: 96 }, "the most since start");
+        assert_eq!(pool.kept(stage), KeptBytes { tape: 48, work: 96, ..none }, "the most since start");
     }
 
     #[test]

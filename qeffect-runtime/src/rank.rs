@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::executor::{Executor, Mail, Outlet};
 use crate::optim::{self, Measured};
 use crate::pool::KeptBytes;
+use crate::recompute::{Recomputed, StageTape};
 use crate::shard::Shard;
 use crate::stage::Stage;
 use crate::transport::local::Fabric;
@@ -27,9 +28,15 @@ use crate::wire::Wire;
 pub(crate) struct Route {
     pub bound: Bound,
     pub fabric: Fabric<Measured>,
+    recomputed: Recomputed,
 }
 
 impl Route {
+    pub fn new(bound: Bound, fabric: Fabric<Measured>) -> Route {
+        let recomputed = Recomputed::of(&bound.checked().plan);
+        Route { bound, fabric, recomputed }
+    }
+
     fn plan(&self) -> &Plan {
         &self.bound.checked().plan
     }
@@ -44,7 +51,7 @@ pub(crate) struct RankState<S: Stage> {
     rank: Rank,
     pub shard: Shard<S>,
     ledger: Ledger,
-    held: Held<S::Tape, S::Work>,
+    held: Held<StageTape<S::Tape>, S::Work>,
     mail: Mail,
     /// The training step, if it is replayed.
     captured: Option<Captured>,
@@ -156,6 +163,7 @@ impl<S: Stage> RankState<S> {
             mail: &mut self.mail,
             outlet: Outlet::Trace,
             plan,
+            recomputed: &route.recomputed,
             batch: &[],
             logits: false,
             after: &mut after,
@@ -224,6 +232,7 @@ impl<S: Stage> RankState<S> {
                     mail: &mut self.mail,
                     outlet: Outlet::Wire(&mut wire),
                     plan,
+                    recomputed: &pass.route.recomputed,
                     batch: pass.batch,
                     logits: pass.logits,
                     after: &mut after,

@@ -3,17 +3,40 @@
 //! R runs the same forward with those scales, stages no amax and rolls no cell, so its tape has the bytes that F's had: a
 //! run with R has the bits of the run without.
 
+use std::collections::BTreeSet;
+
+use qeffect_core::code::Code;
 use qeffect_core::dtype::Dtype;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
+use qeffect_core::plan::{Op, Plan};
 use qeffect_core::token::{Fwd, Token};
 
 use crate::act::{Act, Kept};
 use crate::cmd::Cmd;
+use crate::cx::Cx;
 use crate::error::{Error, Result};
+use crate::pool::Class;
 use crate::retained::{Layout, Retained};
 use crate::shard::Shard;
 use crate::stage::{Role, Stage};
 use crate::state::Bank;
+
+/// The actions whose F is run again.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Recomputed(BTreeSet<(StageId, Microbatch)>);
+
+impl Recomputed {
+    /// Those of a plan, on all ranks.
+    pub fn of(plan: &Plan) -> Recomputed {
+        let again = plan.nodes.iter().filter(|node| node.op == Op::Recompute);
+        Recomputed(again.map(|node| (node.stage, node.microbatch)).collect())
+    }
+
+    /// Whether F of this action leaves a seed.
+    pub fn contains(&self, stage: StageId, microbatch: Microbatch) -> bool {
+        self.0.contains(&(stage, microbatch))
+    }
+}
 
 /// What F leaves of a stage.
 #[derive(PartialEq, Eq, Debug)]
@@ -42,30 +65,52 @@ impl<T> StageTape<T> {
     pub fn whole(self) -> Result<T> {
         match self {
             StageTape::Whole(tape) => Ok(tape),
-            StageTape::Seed(_) => Err(Error::Config("an input gradient needs a tape that was not recomputed".into())),
+            StageTape::Seed(_) => Err(misplaced("an input gradient finds a tape that was not recomputed")),
         }
     }
+
+    /// What R starts from.
+    ///
+    /// # Errors
+    ///
+    /// If the tape is whole.
+    pub fn seed(self) -> Result<Seed> {
+        match self {
+            StageTape::Seed(seed) => Ok(seed),
+            StageTape::Whole(_) => Err(misplaced("a recomputation finds a whole tape")),
+        }
+    }
+}
+
+fn misplaced(message: &str) -> Error {
+    Error::Contract { code: Code::RecomputeMisplaced, message: message.into() }
 }
 
 impl<T: Retained> Retained for StageTape<T> {
     fn layout(&self, layout: &mut Layout) {
         match self {
             StageTape::Whole(tape) => tape.layout(layout),
-            StageTape::Seed(seed) => {
-                layout.part("x", &seed.x);
-                layout.part("scales", &seed.scales);
-            }
+            StageTape::Seed(seed) => seed.layout(layout),
         }
     }
 
-    fn release(self, cx: &mut crate::cx::Cx<'_>) -> Result<()> {
+    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
         match self {
             StageTape::Whole(tape) => tape.release(cx),
-            StageTape::Seed(seed) => {
-                seed.x.release(cx)?;
-                seed.scales.release(cx)
-            }
+            StageTape::Seed(seed) => seed.release(cx),
         }
+    }
+}
+
+impl Retained for Seed {
+    fn layout(&self, layout: &mut Layout) {
+        layout.part("x", &self.x);
+        layout.part("scales", &self.scales);
+    }
+
+    fn release(self, cx: &mut Cx<'_>) -> Result<()> {
+        self.x.release(cx)?;
+        self.scales.release(cx)
     }
 }
 
@@ -78,7 +123,9 @@ impl<S: Stage> Shard<S> {
         x: Option<Act>,
         token: Token<Fwd>,
     ) -> Result<(Option<Act>, Seed, Token<Fwd>)> {
+        let id = stage;
         let (stage, mut cx) = self.context(stage, microbatch, true)?;
+        cx.seeds = true;
         let kept = x.map(|x| cx.keep(x)).transpose()?;
         // F rolls the cells at its end.
         let scales = match cx.state.bank(Role::Input).map(|bank: &Bank| (bank.scales, bank.len())) {
@@ -93,7 +140,9 @@ impl<S: Stage> Shard<S> {
             tape.release(&mut cx)?;
             Ok((y, Seed { x: kept, scales }, token))
         });
-        cx.close(result)
+        let (y, seed, token) = cx.close(result)?;
+        self.mark(&seed, id, Class::Input);
+        Ok((y, seed, token))
     }
 
     /// R: the tape of that F. The output is made again, and given up.
@@ -104,10 +153,11 @@ impl<S: Stage> Shard<S> {
         // It rolls nothing: the right to do so stays with the ledger, and this token says nothing about any state.
         let result = stage.forward(&mut cx, x, Token::first(id)).and_then(|(y, tape, _)| {
             y.map_or(Ok(()), |y| cx.free(y))?;
-            seed.x.release(&mut cx)?;
-            seed.scales.release(&mut cx)?;
+            seed.release(&mut cx)?;
             Ok(tape)
         });
-        cx.close(result)
+        let tape = cx.close(result)?;
+        self.mark(&tape, id, Class::Tape);
+        Ok(tape)
     }
 }

@@ -17,7 +17,7 @@ use qeffect_core::code::Code;
 use qeffect_core::execute::Mode;
 use qeffect_core::ids::{Rank, Stage as StageId};
 use qeffect_core::ledger::Verdict;
-use qeffect_core::plan::{Checked, Direction, Edge, Op};
+use qeffect_core::plan::{Checked, Direction, Edge};
 use qeffect_core::recipe::Recipe;
 use qeffect_core::version::WeightVersion;
 
@@ -26,7 +26,6 @@ use crate::cpu::CpuDevice;
 use crate::data::Windows;
 use crate::device::{Device, GraphId, SharedDevice};
 use crate::error::{Error, Result};
-use crate::executor::no_recompute;
 use crate::optim::NormPlan;
 use crate::rank::{Pass, RankReport, RankState, Route};
 use crate::shard::{Named, Shard, ShardConfig};
@@ -143,9 +142,6 @@ where
             gradients: config.gradients,
             allow_order_dependent: config.allow_order_dependent,
         };
-        if let Some(node) = checked.plan.nodes.iter().find(|node| node.op == Op::Recompute) {
-            return Err(no_recompute(node.stage, node.microbatch));
-        }
         let bound = bind(checked, facts)?;
         let schedule = &bound.checked().schedule;
         let fabric = fabric(&bound, &stages)?;
@@ -165,7 +161,7 @@ where
         for (id, stage) in stages.into_iter().enumerate() {
             parts[schedule.placement[id].index()].push((StageId(id as u32), stage));
         }
-        let route = Arc::new(Route { bound, fabric });
+        let route = Arc::new(Route::new(bound, fabric));
         let mut workers = Vec::with_capacity(parts.len());
         for (rank, stages) in parts.into_iter().enumerate() {
             let rank = Rank(rank as u32);
@@ -262,7 +258,7 @@ where
             crosses(edge).then(|| edge_spec(edge, template.message_bytes(at as u32)))
         });
         let fabric = Fabric::new(bound.checked().schedule.ranks, edges);
-        Ok(Evaluation { route: Arc::new(Route { bound, fabric }) })
+        Ok(Evaluation { route: Arc::new(Route::new(bound, fabric)) })
     }
 
     /// The loss of each microbatch. Moves nothing.

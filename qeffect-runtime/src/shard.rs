@@ -37,7 +37,7 @@ use crate::optim::{NormPlan, OptimConfig};
 use crate::pool::{Class, KeptBytes, Pool};
 use crate::retained::Layout;
 use crate::rng;
-use crate::stage::{Init, ParamId, Role, Stage, StageSpec};
+use crate::stage::{Init, ParamId, Retained, Role, Stage, StageSpec};
 use crate::state::{Bank, StageState, WorkingBufs};
 
 pub(crate) use agree::Exchange;
@@ -338,8 +338,14 @@ impl<S: Stage> Shard<S> {
             microbatch,
             targets,
             again: None,
+            seeds: false,
         };
         Ok((&part.stage, cx))
+    }
+
+    /// Counts what an action retains.
+    pub(crate) fn mark(&mut self, retained: &impl Retained, stage: StageId, class: Class) {
+        self.pool.mark(&Layout::of(retained), stage, class);
     }
 
     /// F. `x` stays the caller's; the output, if any, is leased to the caller.
@@ -354,7 +360,7 @@ impl<S: Stage> Shard<S> {
         let (stage, mut cx) = self.context(stage, microbatch, true)?;
         let result = stage.forward(&mut cx, x, token);
         let (y, tape, token) = cx.close(result)?;
-        self.pool.mark(&Layout::of(&tape), id, Class::Tape);
+        self.mark(&tape, id, Class::Tape);
         Ok((y, tape, token))
     }
 
@@ -371,7 +377,7 @@ impl<S: Stage> Shard<S> {
         let (stage, mut cx) = self.context(stage, microbatch, true)?;
         let result = stage.input_grad(&mut cx, dy, tape, token);
         let (dx, work, token) = cx.close(result)?;
-        self.pool.mark(&Layout::of(&work), id, Class::Work);
+        self.mark(&work, id, Class::Work);
         Ok((dx, work, token))
     }
 

@@ -3,15 +3,22 @@
 mod common;
 
 use common::{batch, small};
-use qeffect_core::bind::Gradients;
-use qeffect_core::ids::{Microbatch, Stage as StageId};
-use qeffect_core::token::Token;
-use qeffect_runtime::cpu::CpuDevice;
-use qeffect_runtime::device::Caps;
-use qeffect_runtime::gpt::GptConfig;
-use qeffect_runtime::optim::OptimConfig;
-use qeffect_runtime::shard::{Named, Shard, ShardConfig};
 use std::collections::BTreeMap;
+
+use qeffect_core::action::{Item, Kind};
+use qeffect_core::bind::Gradients;
+use qeffect_core::check::{Options, check};
+use qeffect_core::ids::{Microbatch, Rank, Stage as StageId};
+use qeffect_core::plan::Checked;
+use qeffect_core::token::Token;
+use qeffect_runtime::capture::CaptureMode;
+use qeffect_runtime::cpu::CpuDevice;
+use qeffect_runtime::device::{Caps, Device};
+use qeffect_runtime::gpt::{GptConfig, GptStage};
+use qeffect_runtime::optim::OptimConfig;
+use qeffect_runtime::session::{Session, SessionConfig, Snapshot};
+use qeffect_runtime::shard::{Named, Shard, ShardConfig};
+use qeffect_schedules::{gpipe, one_f_one_b, zb_h1, zb_v};
 
 const MICROBATCHES: u32 = 3;
 
@@ -109,5 +116,117 @@ fn recomputed_tapes_change_no_bit() {
             }
             assert!(fewer * 4 < bytes, "{recipe}: {fewer} bytes are held instead of {bytes}");
         }
+    }
+}
+
+/// The same schedule with R in front of the backwards of the chosen actions.
+fn with_recomputation(checked: &Checked, chosen: impl Fn(Item) -> bool) -> Checked {
+    let mut schedule = checked.schedule.clone();
+    let (mut items, mut starts) = (Vec::new(), vec![0]);
+    for rank in 0..schedule.ranks {
+        for item in schedule.rank(Rank(rank)) {
+            if matches!(item.kind, Kind::InputGrad | Kind::FullBackward) && chosen(*item) {
+                items.push(Item { kind: Kind::Recompute, ..*item });
+            }
+            items.push(*item);
+        }
+        starts.push(items.len() as u32);
+    }
+    assert!(items.len() > schedule.items.len());
+    (schedule.items, schedule.starts) = (items.into(), starts.into());
+    schedule.expects = Vec::new().into(); // of costs without R
+    check(schedule, &Options::AT_START).unwrap()
+}
+
+const TRANSPOSES: Caps = Caps { fp8_needs_transposes: true, fp8_multiple: 1, bf16_only: false };
+
+/// The training step of every rank as code, or captured; `None`: as one list of a device for all.
+type How = Option<CaptureMode>;
+
+const HOW: [How; 4] = [Some(CaptureMode::Eager), Some(CaptureMode::Action), Some(CaptureMode::Step), None];
+
+/// Losses of every step, all state, bytes of seeds and of tapes by stage.
+type Outcome = (Vec<u64>, Snapshot, Vec<[usize; 2]>);
+
+fn train(config: &GptConfig, checked: &Checked, how: How, caps: Caps, gradients: Gradients) -> Outcome {
+    let stages = config.stages(&config.split(checked.schedule.stages as usize).unwrap()).unwrap();
+    let optim = OptimConfig { steps: 6, warmup: 2, peak: 3e-3, floor: 3e-4, ..OptimConfig::default() };
+    let session_config = SessionConfig { gradients, ..SessionConfig::new(optim, config.tokens()) };
+    let device = || -> Box<dyn Device> { Box::new(CpuDevice::with_caps(caps)) };
+    let mut session: Session<GptStage> = match how {
+        Some(capture) => {
+            let session_config = SessionConfig { capture, ..session_config };
+            Session::with_devices(checked.clone(), stages, session_config, |_| Ok(device())).unwrap()
+        }
+        None => Session::on_one_device(checked.clone(), stages, session_config, device()).unwrap(),
+    };
+    let (mut losses, mut kept) = (Vec::new(), Vec::new());
+    for step in 0..6 {
+        let report = session.step(batch(config, step, checked.schedule.microbatches)).unwrap();
+        assert_eq!(report.peaks, checked.plan.peaks.to_vec());
+        losses.extend(report.losses.iter().copied().chain([report.grad_norm]).map(f64::to_bits));
+        kept = report.kept.iter().map(|kept| [kept.input, kept.tape]).collect();
+    }
+    (losses, session.snapshot().unwrap(), kept)
+}
+
+const RECIPES: [&str; 3] = ["bf16", "fp8-delayed:history=4", "fp8-delayed:history=4,update=step"];
+
+#[test]
+fn a_schedule_with_r_has_the_bits_of_the_one_without_in_every_mode() {
+    for recipe in RECIPES {
+        let config = small(recipe);
+        for plain in [one_f_one_b::<2, 4>(), zb_h1::<2, 4>(), zb_v::<2, 4>()] {
+            let what = format!("{recipe}, {}", plain.schedule.name);
+            let all = with_recomputation(plain, |_| true);
+            let some = with_recomputation(plain, |item| (item.stage.0 + item.microbatch.0).is_multiple_of(2));
+            let (losses, state, _) = train(&config, plain, HOW[0], Caps::default(), Gradients::Copied);
+            for how in HOW {
+                for again in [&all, &some] {
+                    let (found, state_again, _) = train(&config, again, how, Caps::default(), Gradients::Copied);
+                    assert_eq!(found, losses, "{what}, {how:?}");
+                    assert_eq!(state_again, state, "{what}, {how:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Groups of microbatches are joined by R, not by the F before it.
+#[test]
+fn r_has_the_bits_of_the_run_without_in_every_placement_of_gradients() {
+    for recipe in RECIPES {
+        let config = small(recipe);
+        let plain = zb_h1::<2, 4>().clone();
+        let again = with_recomputation(&plain, |item| item.microbatch.0 != 1);
+        for caps in [Caps::default(), TRANSPOSES] {
+            let pairs = [
+                (Gradients::Direct, plain.clone(), again.clone()),
+                (Gradients::Coalesced, plain.clone().coalesced(2).unwrap(), again.clone().coalesced(2).unwrap()),
+            ];
+            for (gradients, plain, again) in pairs {
+                let (losses, state, _) = train(&config, &plain, HOW[0], caps, gradients);
+                for how in [HOW[0], HOW[2]] {
+                    let (found, state_again, _) = train(&config, &again, how, caps, gradients);
+                    assert_eq!(found, losses, "{recipe}, {gradients:?}, {how:?}");
+                    assert_eq!(state_again, state, "{recipe}, {gradients:?}, {how:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Four microbatches wait as inputs instead of tapes, and one at a time as a tape.
+#[test]
+fn what_is_retained_between_f_and_r_is_the_input() {
+    let config = small("bf16");
+    let plain = gpipe::<2, 4>();
+    let eager = |checked: &Checked| train(&config, checked, HOW[0], Caps::default(), Gradients::Copied).2;
+    let (kept, again) = (eager(plain), eager(&with_recomputation(plain, |_| true)));
+    let boundary = config.tokens() * config.hidden * 2;
+    for (stage, (without, with)) in kept.iter().zip(&again).enumerate() {
+        assert_eq!(without[0], 0);
+        assert_eq!(with[0], if stage == 0 { 0 } else { 4 * boundary }, "the first stage starts from tokens");
+        assert_eq!(4 * with[1], without[1], "stage {stage}");
     }
 }

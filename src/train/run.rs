@@ -281,6 +281,9 @@ fn summary(checked: &Checked, history: &History, elapsed: Duration) -> Table {
         bytes.map(|b| format!("{:.1}", b as f64 / f64::from(1 << 20))).collect::<Vec<_>>().join(" ")
     };
     row("activations, tapes and works, MiB by rank", mib(&mut history.bytes.iter().copied()));
+    if history.kept.iter().any(|kept| kept.input > 0) {
+        row("inputs to recompute from, MiB by stage", mib(&mut history.kept.iter().map(|kept| kept.input)));
+    }
     row("tapes, MiB by stage", mib(&mut history.kept.iter().map(|kept| kept.tape)));
     row("works, MiB by stage", mib(&mut history.kept.iter().map(|kept| kept.work)));
     row("destinations of gradients, MiB by rank", mib(&mut history.arena_bytes.iter().copied()));

@@ -96,7 +96,7 @@ impl Ledger {
         let site = self.site(stage, microbatch, tape.slot());
         self.pool.check_tape(tape, &site.key).map_err(|e| self.slot(action, e))?;
         let token = self.stages[at].backward.take().ok_or_else(|| self.tokenless(action))?;
-        let peaks = Peaks { slots: self.pool.live(), tapes: self.pool.tapes(), works: self.pool.works() + 1 };
+        let peaks = Peaks { slots: self.pool.live(), tapes: self.tapes(), works: self.pool.works() + 1 };
         self.raise(peaks);
         let rolls = token.rolls() + u64::from(self.stages[at].contract.backward_rolls);
         Ok((at, site, token, rolls))
@@ -181,6 +181,11 @@ impl Ledger {
     pub(super) fn pend<T>(&mut self, action: Action, transition: T) -> Pending<'_, T> {
         self.pending = Some(action);
         Pending::new(self, transition)
+    }
+
+    /// Live tapes: what waits for R is none yet.
+    pub(super) const fn tapes(&self) -> u32 {
+        self.pool.tapes().saturating_sub(self.seeds.live())
     }
 
     pub(super) fn raise(&mut self, now: Peaks) {

@@ -133,6 +133,7 @@ impl Pending<'_, Forward> {
         let tape = ledger.pool.lease(site.key, site.slot).map_err(|e| ledger.slot(action, e))?;
         ledger.stages[at].forward = Some(token);
         ledger.stages[at].set(site.microbatch(), did::FORWARD);
+        ledger.seeds.left(site.stage(), site.microbatch());
         ledger.pending = None;
         Ok(tape)
     }
@@ -151,6 +152,7 @@ impl Pending<'_, Recompute> {
     pub fn finish(self) {
         let (ledger, Recompute { at, site }) = self.settle();
         ledger.stages[at].set(site.microbatch(), did::RECOMPUTED);
+        ledger.seeds.grown(site.stage(), site.microbatch());
     }
 }
 

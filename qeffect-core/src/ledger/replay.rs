@@ -42,6 +42,7 @@ impl Ledger {
             phase: Phase::Quiescent,
             pending: None,
             group: Vec::new(),
+            seeds: self.seeds.at_rest(),
             peaks: Peaks::default(),
         })
     }

@@ -175,10 +175,10 @@ impl Cmd {
             }
             Cmd::Roll { scales, history, unless, .. } => t.update([*scales, *history]).read(*unless),
             Cmd::Embed { tokens, table, positions, out, flag, .. } => {
-                t.read([*tokens, *table, *positions]).write([*out]).fold(*flag)
+                t.read([*tokens, *table]).read(*positions).write([*out]).fold(*flag)
             }
             Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, .. } => {
-                t.read([*tokens, *order, *dy]).write([*table_grad, *positions_grad])
+                t.read([*tokens, *order, *dy]).write([*table_grad]).write(*positions_grad)
             }
             Cmd::LayerNorm { x, gain, bias, y, mean, rstd, .. } => t.read([*x, *gain, *bias]).write([*y, *mean, *rstd]),
             Cmd::LayerNormGrad { dy, x, gain, mean, rstd, dx, gain_grad, bias_grad, .. } => {

@@ -49,6 +49,10 @@ fn sizes(cmd: &'static str, shape: &AttentionShape) -> Result<attention::Attenti
     Ok(attention::AttentionShape { sequences, length, heads, head_dim })
 }
 
+fn no_positions(cmd: &'static str) -> DeviceError {
+    DeviceError::Failed { cmd, reason: "embeddings without positions are not on this device yet".into() }
+}
+
 impl Lane<'_> {
     /// Puts a command into the stream.
     pub(super) fn issue(&self, cmd: &Cmd) -> Result {
@@ -94,16 +98,18 @@ impl Lane<'_> {
             }
             Cmd::Embed { tokens, table, positions, out, flag, seq, cols } => {
                 let flag = flag.map(|flag| t.scalar(name, first(flag))).transpose()?;
-                let places = self.sized::<f32>(name, *positions, seq * cols)?;
+                let Some(positions) = *positions else { return Err(no_positions(name)) };
+                let places = self.sized::<f32>(name, positions, seq * cols)?;
                 let (ids, words) = (t.get(name, *tokens)?, t.get(name, *table)?);
                 k.embedding_forward(stream, ids, *cols, words, places, t.get(name, *out)?, flag).map_err(failed)
             }
             Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, seq, cols } => {
+                let Some(positions_grad) = *positions_grad else { return Err(no_positions(name)) };
                 let ids = t.get::<u32>(name, *tokens)?;
                 let order = self.sized::<u32>(name, *order, ids.len())?;
                 let dy = self.sized::<bf16>(name, *dy, ids.len() * cols)?;
                 let words = t.get::<f32>(name, *table_grad)?;
-                let places = self.sized::<f32>(name, *positions_grad, seq * cols)?;
+                let places = self.sized::<f32>(name, positions_grad, seq * cols)?;
                 memory::zero(stream, words)
                     .and_then(|()| k.token_gradient(stream, ids, order, *cols, dy, false, words))
                     .and_then(|()| k.position_gradient(stream, *cols, dy, places))

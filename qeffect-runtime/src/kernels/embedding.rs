@@ -43,20 +43,23 @@ fn check(kernel: &'static str, ids: &[u32], vocabulary: usize) -> Result {
     }
 }
 
-/// `y[t] = tokens[ids[t]] + positions[t mod length]`, rounded once. `length` is the number of rows of `positions`.
+/// `y[t] = tokens[ids[t]] + positions[t mod length]`, rounded once; without `positions` only the first. `length` is the
+/// number of rows of `positions`.
 pub fn embedding_forward<E: Elem>(
     ids: &[u32],
     hidden: usize,
     tokens: &[E::Acc],
-    positions: &[E::Acc],
+    positions: Option<&[E::Acc]>,
     y: &mut [E],
 ) -> Result {
     let kernel = "embedding_forward";
     expect_some(kernel, "hidden", hidden)?;
-    let (vocabulary, length) = (tokens.len() / hidden, positions.len() / hidden);
-    expect_some(kernel, "positions", length)?;
+    let vocabulary = tokens.len() / hidden;
     expect_len(kernel, "tokens", tokens.len(), vocabulary * hidden)?;
-    expect_len(kernel, "positions", positions.len(), length * hidden)?;
+    if let Some(positions) = positions {
+        expect_some(kernel, "positions", positions.len() / hidden)?;
+        expect_len(kernel, "positions", positions.len(), positions.len() / hidden * hidden)?;
+    }
     expect_len(kernel, "y", y.len(), ids.len() * hidden)?;
     check(kernel, ids, vocabulary)?;
     simd(
@@ -64,7 +67,11 @@ pub fn embedding_forward<E: Elem>(
         || {
             for (t, (id, y)) in ids.iter().zip(y.chunks_exact_mut(hidden)).enumerate() {
                 let token = &tokens[*id as usize * hidden..][..hidden];
-                let position = &positions[t % length * hidden..][..hidden];
+                let Some(positions) = positions else {
+                    y.iter_mut().zip(token).for_each(|(y, token)| *y = E::store(*token));
+                    continue;
+                };
+                let position = &positions[t * hidden % positions.len()..][..hidden];
                 for ((y, token), position) in y.iter_mut().zip(token).zip(position) {
                     *y = E::store(*token + *position);
                 }
@@ -171,8 +178,10 @@ mod tests {
             let (tokens, positions) = (numbers(1, 5 * hidden), numbers(2, 3 * hidden));
             let dx = numbers(3, IDS.len() * hidden);
             let mut y = vec![f64::NAN; dx.len()];
-            embedding_forward(&IDS, hidden, &tokens, &positions, &mut y).unwrap();
+            embedding_forward(&IDS, hidden, &tokens, Some(&positions), &mut y).unwrap();
             assert_eq!(y, reference(&IDS, hidden, &tokens, &positions));
+            embedding_forward(&IDS, hidden, &tokens, None, &mut y).unwrap();
+            assert_eq!(y, reference(&IDS, hidden, &tokens, &vec![0.0; 3 * hidden]));
 
             let sorted = TokenPositions::of(&IDS, 5).unwrap();
             let mut partial = vec![f64::NAN; 3 * hidden];
@@ -205,7 +214,7 @@ mod tests {
     #[test]
     fn a_token_beyond_the_table_is_refused() {
         let mut y = [0f32; 2];
-        assert!(embedding_forward(&[2], 2, &[0.0; 4], &[0.0; 2], &mut y).is_err());
+        assert!(embedding_forward(&[2], 2, &[0.0; 4], Some(&[0.0; 2]), &mut y).is_err());
         assert!(scatter_rows(&[2], 2, &[0.0; 2], &mut [0.0; 4]).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Token and position embeddings, read from the masters. Their gradients come from W, a partial per microbatch, from the
+//! Embeddings of tokens, and of their positions where there is a table of them, read from the masters. Their gradients come from W, a partial per microbatch, from the
 //! gradient of the output that I retains.
 
 use qeffect_core::token::{Bwd, Fwd, Token};
@@ -12,11 +12,11 @@ use crate::op::{Effects, Op, witness};
 use crate::params::{Params, Registry};
 use crate::stage::{Init, ParamId, ParamKind, ParamSpec, Retained, StageSpec, Working};
 
-/// The two tables.
+/// The tables.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     table: ParamId,
-    positions: ParamId,
+    positions: Option<ParamId>,
     vocab: usize,
     seq: usize,
     hidden: usize,
@@ -31,18 +31,26 @@ pub struct EmbeddingWork {
 }
 
 impl Embedding {
-    /// Registers `wte` and `wpe`.
-    pub fn new(spec: &mut StageSpec, vocab: usize, seq: usize, hidden: usize, init: Init) -> Embedding {
+    /// Registers `wte`, and `wpe` where positions are wanted.
+    pub fn new(spec: &mut StageSpec, [vocab, seq, hidden]: [usize; 3], positions: bool, init: Init) -> Embedding {
         let mut matrix = |path: &str, rows: usize| {
             let (kind, working) = (ParamKind::Embedding, Working::Master);
             spec.param(ParamSpec { path: path.into(), rows, cols: hidden, init, kind, working })
         };
-        Embedding { table: matrix("wte", vocab), positions: matrix("wpe", seq), vocab, seq, hidden, init }
+        let table = matrix("wte", vocab);
+        let positions = positions.then(|| matrix("wpe", seq));
+        Embedding { table, positions, vocab, seq, hidden, init }
     }
+
     /// Tables of so many tokens and positions, that are to be registered with the struct they stand in.
     pub const fn of(vocab: usize, seq: usize, hidden: usize) -> Embedding {
-        let (table, positions) = (ParamId::UNREGISTERED, ParamId::UNREGISTERED);
+        let (table, positions) = (ParamId::UNREGISTERED, Some(ParamId::UNREGISTERED));
         Embedding { table, positions, vocab, seq, hidden, init: Init::Normal(0.02) }
+    }
+
+    /// Of tokens alone.
+    pub fn without_positions(self) -> Embedding {
+        Embedding { positions: None, ..self }
     }
 
     /// With other first values.
@@ -57,7 +65,7 @@ impl Embedding {
         cx.issue(Cmd::Embed {
             tokens: tokens.buf,
             table: cx.master(self.table).buf,
-            positions: cx.master(self.positions).buf,
+            positions: self.positions.map(|positions| cx.master(positions).buf),
             out: out.buf,
             flag,
             seq: self.seq,
@@ -70,7 +78,8 @@ impl Embedding {
 impl Params for Embedding {
     fn register(&mut self, registry: &mut Registry<'_>) {
         let init = registry.init(self.init);
-        *self = Embedding::new(registry.spec(), self.vocab, self.seq, self.hidden, init);
+        let sizes = [self.vocab, self.seq, self.hidden];
+        *self = Embedding::new(registry.spec(), sizes, self.positions.is_some(), init);
     }
 }
 
@@ -80,7 +89,7 @@ pub enum EmbeddingOp {}
 
 pub use EmbeddingOp as embedding;
 
-/// The embedded tokens of the microbatch, plus those of their positions.
+/// The embedded tokens of the microbatch, plus those of their positions where these have a table.
 pub fn embedding(_p: &Embedding) -> Act {
     witness("embedding")
 }
@@ -109,13 +118,14 @@ impl Op for EmbeddingOp {
     }
 
     fn weight_grad(cx: &mut Cx<'_>, p: &Embedding, work: EmbeddingWork) -> Result<()> {
-        let (table_grad, positions_grad) = (cx.grad(p.table)?, cx.grad(p.positions)?);
+        let table_grad = cx.grad(p.table)?;
+        let positions_grad = p.positions.map(|positions| cx.grad(positions)).transpose()?;
         cx.issue(Cmd::EmbedGrad {
             tokens: cx.tokens()?.buf,
             order: cx.token_order()?.buf,
             dy: work.dy.act().buf,
             table_grad: table_grad.act().buf,
-            positions_grad: positions_grad.act().buf,
+            positions_grad: positions_grad.map(|grad| grad.act().buf),
             seq: p.seq,
             cols: p.hidden,
         })?;

@@ -184,11 +184,13 @@ impl Bench {
             8 => {
                 let [table, positions, out] = dice.some(&self.matrices);
                 let (tokens, flag) = (self.ids[0], Some(unless));
+                let positions = Some(positions);
                 Cmd::Embed { tokens, table, positions, out, flag, seq: ROWS, cols: COLS }
             }
             9 => {
                 let [dy, table_grad, positions_grad] = dice.some(&self.matrices);
                 let (tokens, order) = (self.ids[0], self.targets);
+                let positions_grad = Some(positions_grad);
                 Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, seq: ROWS, cols: COLS }
             }
             10 => {

@@ -10,13 +10,14 @@ impl Run<'_> {
         let name = self.name;
         self.table.write(name, [*out], |table, [y]| {
             let y = table.out::<E>(name, *out, y)?;
-            let positions_values = table.get::<E::Acc>(name, *positions)?;
-            if positions_values.len() != seq * cols {
-                return Err(table.short(name, *positions, seq * cols));
+            let places = positions.map(|buf| table.get::<E::Acc>(name, buf)).transpose()?;
+            if let (Some(buf), Some(values)) = (*positions, places)
+                && values.len() != seq * cols
+            {
+                return Err(table.short(name, buf, seq * cols));
             }
             let ids = table.get::<u32>(name, *tokens)?;
-            embedding::embedding_forward(ids, *cols, table.get(name, *words)?, positions_values, y)
-                .map_err(kernel(name))
+            embedding::embedding_forward(ids, *cols, table.get(name, *words)?, places, y).map_err(kernel(name))
         })
     }
 
@@ -25,7 +26,7 @@ impl Run<'_> {
         let name = self.name;
         let mut partial = std::mem::take(E::Acc::rows(self.workspace));
         let sorted = &mut self.workspace.positions;
-        let result = self.table.write(name, [*table_grad, *positions_grad], |table, [words, positions]| {
+        let result = self.table.write(name, [*table_grad], |table, [words]| {
             let dy_values = table.get::<E>(name, *dy)?;
             let ids = table.get::<u32>(name, *tokens)?;
             let order = table.get::<u32>(name, *order)?;
@@ -34,15 +35,18 @@ impl Run<'_> {
                 reason: "the order of rows does not sort the tokens".into(),
             })?;
             let words = table.out::<E::Acc>(name, *table_grad, words)?;
-            let positions = table.out::<E::Acc>(name, *positions_grad, positions)?;
             partial.resize(sorted.tokens.len() * cols, <E::Acc as Real>::ZERO);
             embedding::token_gradient(dy_values, *cols, sorted, &mut partial).map_err(kernel(name))?;
             words.fill(<E::Acc as Real>::ZERO);
-            embedding::scatter_rows(&sorted.tokens, *cols, &partial, words).map_err(kernel(name))?;
-            embedding::position_gradient(dy_values, *cols, positions).map_err(kernel(name))
+            embedding::scatter_rows(&sorted.tokens, *cols, &partial, words).map_err(kernel(name))
         });
         *E::Acc::rows(self.workspace) = partial;
-        result
+        result?;
+        let Some(positions_grad) = *positions_grad else { return Ok(()) };
+        self.table.write(name, [positions_grad], |table, [places]| {
+            let places = table.out::<E::Acc>(name, positions_grad, places)?;
+            embedding::position_gradient(table.get::<E>(name, *dy)?, *cols, places).map_err(kernel(name))
+        })
     }
 }
 
