@@ -399,3 +399,92 @@ fn doctor_says_what_is_there() {
     assert_eq!(again, code);
     assert!(text.contains("cuBLASLt") && text.contains("train on GPUs"), "{text}");
 }
+
+/// Stage and letter of an action's name, `2F7`.
+fn action(name: &str) -> Option<(usize, char)> {
+    let at = name.find(|c: char| !c.is_ascii_digit())?;
+    let stage = name[..at].parse().ok()?;
+    let letter = name[at..].chars().next()?;
+    "FIW".contains(letter).then_some((stage, letter))
+}
+
+/// What a step was measured to cost is what it is simulated at.
+#[test]
+fn a_measured_trace_feeds_the_simulator() {
+    let folder = Folder::new("measured");
+    let text = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/shakespeare.txt")).expect("the text");
+    let data = folder.0.join("play.txt");
+    std::fs::write(&data, &text[..60_000]).expect("written");
+    let (data, runs) = (data.display().to_string(), folder.0.join("runs").display().to_string());
+    let trace = folder.path("trace.json");
+    let set = [
+        format!("data.path={data:?}"),
+        format!("run.out={runs:?}"),
+        "optimizer.steps=2".into(),
+        "run.evaluations=1".into(),
+        "run.sample=2".into(),
+        "pipeline.microbatches=4".into(),
+    ];
+    let run = |more: &[&str]| {
+        let mut args = vec!["train"];
+        set.iter().for_each(|set| args.extend(["--set", set]));
+        args.extend(more);
+        out(&args)
+    };
+    let (said, code) = run(&["--trace", &trace]);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains(&trace), "{said}");
+    assert_eq!(run(&[]).1, 0);
+    let run = |name: &str| losses(&folder.0.join("runs").join(name));
+    assert_eq!(run("zb_v-fp8-delayed-seed1"), run("zb_v-fp8-delayed-seed1-2"), "measuring changes no bit");
+
+    let value: Value = serde_json::from_str(&std::fs::read_to_string(&trace).expect("a trace")).expect("JSON");
+    let mut times: std::collections::BTreeMap<(usize, char), Vec<i64>> = Default::default();
+    for event in value["traceEvents"].as_array().expect("events").iter().filter(|event| event["ph"] == "X") {
+        if let Some(key) = action(event["name"].as_str().expect("a name")) {
+            times.entry(key).or_default().push((event["dur"].as_f64().expect("a time") * 1e3).round() as i64);
+        }
+    }
+    assert_eq!(times.len(), 4 * 3, "F, I and W of four stages");
+    assert!(times.values().all(|times| times.len() == 4 && times.iter().all(|time| *time > 0)), "{times:?}");
+    times.values_mut().for_each(|times| times.sort_unstable());
+    let (value, code) = json(&["--json", "schedule", "simulate", "zb_v", "-p", "2", "-m", "4", "--costs", &trace]);
+    assert_eq!(code, 0);
+    // The lower one of two medians; a V has the first and the last stage on rank 0.
+    let stage = |s: usize| "FIW".chars().map(|letter| times[&(s, letter)][1]).sum::<i64>();
+    for (rank, stages) in [[0, 3], [1, 2]].into_iter().enumerate() {
+        let busy: i64 = stages.into_iter().map(|s| 4 * stage(s)).sum();
+        assert_eq!(value["ranks"][rank]["busy"], busy, "{value}");
+    }
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_told_before_the_run() {
+    let said = fails(&["train", "--trace", "no/such/folder/trace.json"], 3);
+    assert!(said.contains("no/such/folder/trace.json"), "{said}");
+}
+
+#[test]
+fn a_lowered_program_is_judged_on_the_transport_that_is_asked_for() {
+    let folder = Folder::new("transport");
+    // Both ranks send first: a circle only where a send waits for its receive.
+    let crossed = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
+                   1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";
+    let crossed = folder.file("crossed.csv", crossed);
+    let on = |file: &str, transport: &str| out(&["schedule", "check", file, "--transport", transport]);
+    for transport in ["edge", "rank_edge"] {
+        assert_eq!(on(&crossed, transport).1, 0, "{transport}");
+    }
+    let (said, code) = on(&crossed, "rendezvous");
+    assert_eq!(code, 1);
+    assert!(said.contains("QE0401") && said.contains("ranks 0 and 1 wait for each other"), "{said}");
+    for transport in ["edge", "rank_edge", "rendezvous"] {
+        assert_eq!(on("one_f_one_b", transport).1, 0, "{transport}");
+    }
+    // In a V two boundaries join the same two ranks: one queue for both cannot serve either order.
+    assert_eq!((on("zb_v", "edge").1, on("zb_v", "rendezvous").1), (0, 0));
+    let (said, code) = on("zb_v", "rank_edge");
+    assert!(code == 1 && said.contains("QE0402"), "{said}");
+    let said = fails(&["schedule", "check", "zb_v", "--transport", "pigeon"], 2);
+    assert!(said.contains("rank_edge") && said.contains("rendezvous"), "{said}");
+}

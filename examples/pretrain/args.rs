@@ -23,7 +23,8 @@ use qeffect::train::{Config, Data, Model, Optimizer, Pipeline, Run};
         cargo run --release --example pretrain\n  \
         cargo run --release --example pretrain -- --schedule 1f1b --recipe bf16\n  \
         cargo run --release --example pretrain -- --ranks 4 --layers 8 --steps 100\n  \
-        cargo run --release --example pretrain -- --data my.txt --seed 7"
+        cargo run --release --example pretrain -- --data my.txt --seed 7\n  \
+        cargo run --release --example pretrain -- --steps 20 --trace trace.json"
 )]
 pub struct Args {
     /// Pipeline schedule: gpipe, one_f_one_b, interleaved_1f1b, zb_h1 or zb_v
@@ -90,6 +91,11 @@ pub struct Args {
     #[arg(long, default_value = "runs")]
     pub out: PathBuf,
 
+    /// Write a trace of the last step: what each rank did and when. It runs action by action then, with the same bits;
+    /// `qeffect schedule simulate --costs FILE` takes it as measured costs
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+
     /// Bytes of text to generate at the end
     #[arg(long, default_value_t = 400)]
     pub sample: usize,
@@ -116,6 +122,7 @@ impl Args {
                 sample: self.sample,
                 capture: self.capture,
                 on_nonfinite: self.on_nonfinite,
+                trace: self.trace.clone(),
                 ..Run::default()
             },
         }

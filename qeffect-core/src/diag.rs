@@ -43,6 +43,8 @@ pub struct Diagnostic {
     pub message: String,
     /// The offending place.
     pub primary: Place,
+    /// File, line and column of the offending place, where they are known and the source is not at hand.
+    pub at: Option<String>,
     /// The role of the offending place, for drawings with labels.
     pub role: String,
     /// The other places.
@@ -60,6 +62,7 @@ impl Diagnostic {
             code,
             message: message.into(),
             primary: primary.into(),
+            at: None,
             role: String::new(),
             labels: Vec::new(),
             notes: Vec::new(),
@@ -150,6 +153,20 @@ impl Report {
         self
     }
 
+    /// The same faults, with file, line and column of their places as `at` knows them.
+    #[must_use]
+    pub fn located(mut self, at: impl Fn(Origin) -> Option<String>) -> Report {
+        for fault in &mut self.diagnostics {
+            fault.at = at(fault.primary.origin);
+            for label in &mut fault.labels {
+                if let Some(at) = at(label.place.origin) {
+                    label.text = format!("{} at {at}", label.text);
+                }
+            }
+        }
+        self
+    }
+
     /// The codes of the faults shown, for tests.
     pub fn codes(&self) -> Vec<Code> {
         self.diagnostics.iter().map(|d| d.code).collect()
@@ -165,13 +182,16 @@ fn close(kept: &mut [Diagnostic], repeats: &mut usize) {
 }
 
 impl fmt::Display for Report {
-    /// Headlines, notes and help without source lines.
+    /// Headlines, places, notes and help without source lines.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, d) in self.diagnostics.iter().enumerate() {
             if n > 0 {
                 writeln!(f)?;
             }
             write!(f, "error: {} [{}]", d.message, d.code)?;
+            if let Some(at) = &d.at {
+                write!(f, "\n  --> {at}")?;
+            }
             for label in &d.labels {
                 write!(f, "\n  note: {}", label.text)?;
             }

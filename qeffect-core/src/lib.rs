@@ -26,6 +26,7 @@ pub mod index;
 pub mod lang;
 pub mod ledger;
 pub mod lower;
+pub mod measured;
 pub mod origin;
 pub mod packed;
 pub mod plan;

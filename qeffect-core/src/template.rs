@@ -8,6 +8,7 @@ pub use core::result::Result;
 
 pub use crate::diag::Report;
 pub use crate::lang::{Program, embed};
+use crate::origin::Origin;
 pub use crate::plan::Checked;
 pub use crate::shadow;
 
@@ -35,12 +36,31 @@ pub mod data {
     }
 }
 
+/// Where the tokens of a program stand in the file that wrote it.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    /// The file, as the compiler names it.
+    pub file: &'static str,
+    /// `line:column` of each token, divided by blanks; `-` where it is not known. Read after a fault only.
+    pub tokens: &'static str,
+}
+
+impl Places {
+    fn of(&self, origin: Origin) -> Option<String> {
+        let place =
+            self.tokens.split(' ').nth(origin.first()).filter(|place| origin.is_some() && place.contains(':'))?;
+        Some(format!("{}:{place}", self.file))
+    }
+}
+
 /// `build` of an expansion.
 ///
 /// # Errors
-/// All faults of the first failing phase.
-pub fn build(program: &Program, values: &[Value]) -> Result<Checked, Report> {
-    crate::check::check(crate::lang::interpret(program, values)?, &crate::check::Options::AT_START)
+/// All faults of the first failing phase, with their places in the program's file.
+pub fn build(program: &Program, values: &[Value], places: &Places) -> Result<Checked, Report> {
+    crate::lang::interpret(program, values)
+        .and_then(|schedule| crate::check::check(schedule, &crate::check::Options::AT_START))
+        .map_err(|report| report.located(|origin| places.of(origin)))
 }
 
 /// A declared instance: its values, and how to get at it.

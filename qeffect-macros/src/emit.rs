@@ -18,7 +18,7 @@ use qeffect_core::schedule::{
 use quote::{format_ident, quote, quote_spanned};
 
 use crate::names::Names;
-use crate::report::tuple;
+use crate::report::{self, tuple};
 use crate::shadow;
 use crate::tokens::{Front, Source};
 
@@ -52,6 +52,7 @@ pub fn accepted(source: &Source, names: &Names, program: &TokenStream, instances
         quote!(#head #tail)
     });
     let args = &names.args;
+    let (file, tokens) = report::places(&source.spans);
     let contents = quote! {
         /// The schedule as it was parsed: what `build` interprets.
         pub static PROGRAM: template::Program = {
@@ -59,9 +60,12 @@ pub fn accepted(source: &Source, names: &Names, program: &TokenStream, instances
             #program
         };
 
+        /// Where it stands, for the faults of `build`.
+        static PLACES: template::Places = template::Places { file: #file, tokens: #tokens };
+
         #(#impls)*
     };
-    let build = quote!(template::build(&PROGRAM, &[#(#args),*]));
+    let build = quote!(template::build(&PROGRAM, &[#(#args),*], &PLACES));
     let declared = instances.iter().map(|instance| {
         let values: Vec<_> = instance.values.iter().map(|value| number(*value)).collect();
         quote!((&[#(#values),*], <Instances as Declared<#({ #values }),*>>::checked))

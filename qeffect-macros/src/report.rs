@@ -149,6 +149,19 @@ pub fn place_of(span: Span) -> Option<String> {
     Some(format!("{}:{}:{}", span.file(), span.line(), span.column()))
 }
 
+/// The file of the last token, as the compiler names it, and `line:column` of every token, divided by blanks: `-` for
+/// what another file wrote, as the macro around the program did. Nothing outside a compiler.
+pub fn places(spans: &[Span]) -> (String, String) {
+    let last = spans.last().filter(|_| inside_compiler());
+    let file = last.map_or_else(String::new, |span| span.unwrap().file());
+    let place = |span: &Span| {
+        let span = inside_compiler().then(|| span.unwrap()).filter(|span| span.file() == file);
+        span.map_or_else(|| "-".to_owned(), |span| format!("{}:{}", span.line(), span.column()))
+    };
+    let tokens: Vec<String> = spans.iter().map(place).collect();
+    (file, tokens.join(" "))
+}
+
 /// Whether this runs inside rustc (and not in a test of ours).
 pub fn inside_compiler() -> bool {
     proc_macro::is_available()

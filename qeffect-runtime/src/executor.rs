@@ -20,6 +20,7 @@ use crate::rank::Aftermath;
 use crate::recompute::{Recomputed, StageTape};
 use crate::shard::Shard;
 use crate::stage::Stage;
+use crate::timed::Idle;
 use crate::transport::TransportError;
 use crate::wire::{Wire, message_shape};
 
@@ -314,5 +315,11 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
         let result = if self.after.began { self.shard.abort() } else { self.shard.abort_evaluation() };
         self.after.failure = result.err();
         self.mail.reset(0, 0);
+    }
+}
+
+impl<S: Stage> Idle for Executor<'_, '_, S> {
+    fn idle(&mut self) -> Result<()> {
+        self.shard.idle()
     }
 }

@@ -42,6 +42,7 @@ pub mod shard;
 pub mod stage;
 pub mod state;
 pub(crate) mod sync;
+mod timed;
 pub mod transport;
 pub mod value;
 mod wire;

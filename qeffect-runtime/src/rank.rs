@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use qeffect_core::bind::Bound;
-use qeffect_core::execute::{Held, Mode, StepError, StepOutcome, run_rank};
+use qeffect_core::execute::{Execute, Held, Mode, StepError, StepOutcome, run_rank};
 use qeffect_core::ids::{Rank, Stage as StageId};
 use qeffect_core::ledger::{Action, Ledger, StepEffects, Verdict};
-use qeffect_core::plan::Plan;
+use qeffect_core::measured::Span;
+use qeffect_core::plan::{Node, Plan};
 use qeffect_core::version::WeightVersion;
 
 use crate::capture::CaptureMode;
@@ -21,6 +22,7 @@ use crate::pool::KeptBytes;
 use crate::recompute::{Recomputed, StageTape};
 use crate::shard::Shard;
 use crate::stage::Stage;
+use crate::timed::{Clock, Idle, Timed};
 use crate::transport::local::Fabric;
 use crate::wire::Wire;
 
@@ -66,6 +68,8 @@ pub(crate) struct Pass<'a> {
     pub batch: &'a [Windows],
     /// Keep the logits of every microbatch, and compute no loss.
     pub logits: bool,
+    /// Time what is done, from this moment on.
+    pub timed: Option<Instant>,
 }
 
 /// What became of a pass, beside its outcome.
@@ -111,6 +115,8 @@ pub(crate) struct RankReport {
     pub raised: Vec<Rank>,
     /// Lists of commands that the step launched.
     pub launches: usize,
+    /// What was done and when, if that was asked for.
+    pub spans: Vec<Span>,
 }
 
 impl<S: Stage> RankState<S> {
@@ -207,14 +213,19 @@ impl<S: Stage> RankState<S> {
         let mut wire = Wire::new(&link, plan);
         let mut after = Aftermath::default();
         let nodes = plan.rank(self.rank);
-        let captured = self.captured.as_ref().filter(|_| pass.mode == Mode::Train);
+        let mut clock = pass.timed.map(Clock::new);
+        let replayed = |captured: &&Captured| {
+            // A program of a whole step has no actions to time: then the step runs as code.
+            pass.mode == Mode::Train && (clock.is_none() || matches!(captured.programs, Programs::Actions(_)))
+        };
+        let captured = self.captured.as_ref().filter(replayed);
         let launches = captured.map_or(0, Captured::launches);
         let result = match captured.map(|captured| (&captured.programs, &captured.effects)) {
             Some((Programs::Actions(programs), _)) => {
                 let programs = programs.iter();
                 let (shard, after) = (&mut self.shard, &mut after);
-                let mut replayer = Replayer { shard, programs, wire: &mut wire, batch: pass.batch, after, step: 0 };
-                run_rank(nodes, pass.mode, &mut self.ledger, &mut Held::default(), &mut replayer)
+                let replayer = Replayer { shard, programs, wire: &mut wire, batch: pass.batch, after, step: 0 };
+                walk(nodes, pass.mode, &mut self.ledger, &mut Held::default(), replayer, clock.as_mut())
             }
             Some((Programs::Step(program), effects)) => {
                 let (ledger, shard) = (&mut self.ledger, &mut self.shard);
@@ -227,7 +238,7 @@ impl<S: Stage> RankState<S> {
             }
             None => {
                 self.mail.reset(plan.edges.len(), pass.route.microbatches());
-                let mut executor = Executor {
+                let executor = Executor {
                     shard: &mut self.shard,
                     mail: &mut self.mail,
                     outlet: Outlet::Wire(&mut wire),
@@ -237,14 +248,14 @@ impl<S: Stage> RankState<S> {
                     logits: pass.logits,
                     after: &mut after,
                 };
-                run_rank(nodes, pass.mode, &mut self.ledger, &mut self.held, &mut executor)
+                walk(nodes, pass.mode, &mut self.ledger, &mut self.held, executor, clock.as_mut())
             }
         };
         let busy = start.elapsed().saturating_sub(wire.waited);
         match self.report(result, after, pass.route, busy, launches) {
             Ok(report) => {
                 link.finish();
-                Ok(report)
+                Ok(RankReport { spans: clock.map_or_else(Vec::new, |clock| clock.spans), ..report })
             }
             Err(error) => {
                 link.abandon(&error.to_string());
@@ -317,7 +328,23 @@ impl<S: Stage> RankState<S> {
         let norm = after.verdict.map_or(f64::NAN, |verdict| verdict.norm);
         let (bytes, arena_bytes) = (self.shard.pool().peak(), self.shard.arena_bytes());
         let kept = self.shard.kept_bytes();
-        Ok(RankReport { outcome, busy, norm, losses, logits: after.logits, bytes, arena_bytes, kept, raised, launches })
+        let (logits, spans) = (after.logits, Vec::new());
+        Ok(RankReport { outcome, busy, norm, losses, logits, bytes, arena_bytes, kept, raised, launches, spans })
+    }
+}
+
+/// Walks a plan, on the clock if there is one.
+fn walk<E: Execute<Error = Error> + Idle>(
+    nodes: &[Node],
+    mode: Mode,
+    ledger: &mut Ledger,
+    held: &mut Held<E::Tape, E::Work>,
+    mut executor: E,
+    clock: Option<&mut Clock>,
+) -> Result<StepOutcome, StepError<Error>> {
+    match clock {
+        None => run_rank(nodes, mode, ledger, held, &mut executor),
+        Some(clock) => run_rank(nodes, mode, ledger, held, &mut Timed { inner: executor, clock }),
     }
 }
 

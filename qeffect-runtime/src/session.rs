@@ -17,6 +17,7 @@ use qeffect_core::code::Code;
 use qeffect_core::execute::Mode;
 use qeffect_core::ids::{Rank, Stage as StageId};
 use qeffect_core::ledger::Verdict;
+use qeffect_core::measured::Span;
 use qeffect_core::plan::{Checked, Direction, Edge};
 use qeffect_core::recipe::Recipe;
 use qeffect_core::version::WeightVersion;
@@ -195,17 +196,32 @@ where
     ///
     /// The first error of any rank. Nothing has changed then but the step counter.
     pub fn step(&mut self, batch: impl Into<Arc<[Windows]>>) -> Result<StepReport> {
-        let batch = batch.into();
+        Ok(self.attempt(batch.into(), false)?.0)
+    }
+
+    /// The same step, bit for bit, with what each rank did and when, in the order in which it did it: for traces and
+    /// cost models. It runs action by action, whatever the mode of capture, and waits for the device after each: it
+    /// takes longer than others. A group of weight gradients, computed as one, is told as its members, in equal parts.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::step`].
+    pub fn step_measured(&mut self, batch: impl Into<Arc<[Windows]>>) -> Result<(StepReport, Vec<Vec<Span>>)> {
+        self.attempt(batch.into(), true)
+    }
+
+    fn attempt(&mut self, batch: Arc<[Windows]>, timed: bool) -> Result<(StepReport, Vec<Vec<Span>>)> {
         let facts = self.route.bound.facts();
         self.check_batch(&batch, facts.microbatches)?;
         let learning_rate = self.config.optim.learning_rate(self.commits);
         if self.commits >= self.config.optim.steps {
             return Err(Error::Config(format!("the run has {} steps, and they are done", self.config.optim.steps)));
         }
-        let (reports, wall) = match &self.joint {
-            None => self.run(&self.route.clone(), Mode::Train, batch, false)?,
-            Some(_) => self.run_joint(batch)?,
+        let (mut reports, wall) = match &self.joint {
+            Some(_) if !timed => self.run_joint(batch)?,
+            _ => self.run(&self.route.clone(), Mode::Train, batch, false, timed)?,
         };
+        let spans = reports.iter_mut().map(|report| std::mem::take(&mut report.spans)).collect();
         let first = reports.first().ok_or_else(|| Error::Config("no rank".into()))?;
         let losses: Vec<f64> = reports.iter().flat_map(|report| report.losses.iter().copied()).collect();
         self.commits = first.outcome.epoch;
@@ -215,10 +231,10 @@ where
             return Err(Error::NotFinite { step, what });
         }
         let launches = match self.joint {
-            Some(_) => 1,
-            None => reports.iter().map(|report| report.launches).sum(),
+            Some(_) if !timed => 1,
+            _ => reports.iter().map(|report| report.launches).sum(),
         };
-        Ok(StepReport {
+        let report = StepReport {
             step: first.outcome.step,
             epoch: first.outcome.epoch,
             loss: mean(&losses),
@@ -236,7 +252,8 @@ where
             graphs: launches,
             launches,
             losses,
-        })
+        };
+        Ok((report, spans))
     }
 
     /// Binds a forward-only schedule to this session.
@@ -284,7 +301,7 @@ where
     fn forward(&mut self, evaluation: &Evaluation, batch: Arc<[Windows]>, logits: bool) -> Result<Vec<RankReport>> {
         let microbatches = evaluation.route.bound.facts().microbatches;
         self.check_batch(&batch, microbatches)?;
-        let (reports, _) = self.run(&evaluation.route, Mode::Evaluate { microbatches }, batch, logits)?;
+        let (reports, _) = self.run(&evaluation.route, Mode::Evaluate { microbatches }, batch, logits, false)?;
         Ok(reports)
     }
 
@@ -402,18 +419,20 @@ where
         mode: Mode,
         batch: Arc<[Windows]>,
         logits: bool,
+        timed: bool,
     ) -> Result<(Vec<RankReport>, Duration)> {
         if let Some(reason) = &self.broken {
             return Err(Error::Broken(reason.clone()));
         }
         route.fabric.reset();
         let start = Instant::now();
+        let timed = timed.then_some(start);
         let replies: Vec<_> = self
             .workers
             .iter()
             .map(|worker| {
                 let (route, batch) = (route.clone(), batch.clone());
-                worker.call(move |state| state.run(&Pass { route: &route, mode, batch: &batch, logits }))
+                worker.call(move |state| state.run(&Pass { route: &route, mode, batch: &batch, logits, timed }))
             })
             .collect();
         let results: Vec<Result<RankReport>> = replies.into_iter().map(|reply| reply.wait()).collect();

@@ -4,6 +4,8 @@
 //! one slice per action, arrows for messages between ranks, and a counter of what is live per rank.
 //! One unit of time is one microsecond of the trace.
 
+mod measured;
+
 use std::collections::BTreeMap;
 
 use qeffect_core::schedule::Costs;
@@ -12,12 +14,18 @@ use serde_json::{Value, json};
 
 use crate::scene::{Bar, Scene, describe};
 
+pub use measured::measured;
+
 /// The trace of one or more schedules as JSON, one event per line.
 pub fn render(scenes: &[&Scene]) -> String {
     let mut events = Vec::new();
     for (process, scene) in scenes.iter().enumerate() {
         Writer { process, scene, branches: branches(scene), events: &mut events }.write();
     }
+    write(&events)
+}
+
+fn write(events: &[Value]) -> String {
     let lines: Vec<String> = events.iter().map(Value::to_string).collect();
     format!("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n"))
 }

@@ -166,3 +166,51 @@ fn a_trace_is_a_profile() {
         assert!(error.contains(message), "{error}");
     }
 }
+
+/// A measured step is named as a simulated one is; messages have an arrow from the rank that sends to the one that waits.
+#[test]
+fn a_measured_step_is_a_trace() {
+    use qeffect_core::ids::{Microbatch, Stage};
+    use qeffect_core::measured::Span;
+    use qeffect_core::plan::Op;
+    use qeffect_view::trace;
+    let span = |op, stage, m, start, end| Span {
+        op,
+        stage: Stage(stage),
+        microbatch: Microbatch(m),
+        start: std::time::Duration::from_nanos(start),
+        end: std::time::Duration::from_nanos(end),
+    };
+    let ranks = [
+        vec![
+            span(Op::Refresh, 0, 0, 0, 90),
+            span(Op::Forward, 0, 7, 100, 1_600),
+            span(Op::SendForward, 0, 7, 1_700, 1_800),
+            span(Op::WaitBackward, 0, 7, 1_900, 9_000),
+            span(Op::FullBackward, 0, 7, 9_000, 9_501),
+        ],
+        vec![
+            span(Op::WaitForward, 1, 7, 50, 2_000),
+            span(Op::Forward, 1, 7, 2_000, 4_500),
+            span(Op::InputGrad, 1, 7, 4_500, 8_500),
+            span(Op::SendBackward, 1, 7, 8_500, 8_600),
+            span(Op::WeightGrad, 1, 7, 8_600, 8_601),
+            span(Op::Commit, 0, 0, 9_000, 9_999),
+        ],
+    ];
+    let text = trace::measured("a step", &ranks);
+    let costs = [Costs { f: 1_500, i: 251, w: 250 }, Costs { f: 2_500, i: 4_000, w: 1 }];
+    assert_eq!(trace::profile(&text).unwrap(), costs);
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let events = value["traceEvents"].as_array().unwrap();
+    let of = |phase: &str| events.iter().filter(|event| event["ph"] == phase).collect::<Vec<_>>();
+    let names: Vec<&str> = of("X").iter().map(|event| event["name"].as_str().unwrap()).collect();
+    let wanted = "refresh 0|0F7|send 0F7|wait 1I7|0B7|wait 0F7|1F7|1I7|send 1I7|1W7|commit";
+    assert_eq!(names.join("|"), wanted);
+    let ends =
+        |phase: &str| of(phase).iter().map(|e| (e["id"].to_string(), e["tid"].as_u64().unwrap())).collect::<Vec<_>>();
+    assert_eq!(ends("s"), [("\"0F7\"".to_owned(), 0), ("\"1I7\"".to_owned(), 1)]);
+    assert_eq!(ends("f"), [("\"0F7\"".to_owned(), 1), ("\"1I7\"".to_owned(), 0)]);
+    let times = |event: &serde_json::Value| (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
+    assert_eq!(times(of("X")[1]), (0.1, 1.5), "microseconds");
+}

@@ -3,8 +3,9 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use qeffect_core::plan::Checked;
+use qeffect_core::schedule::Transport;
 use serde_json::{Value, json};
 
 use super::output::{Failure, Screen, explain_hint};
@@ -16,6 +17,7 @@ use super::source::{self, Parameters, SCHEDULE_HELP, SCHEDULE_LONG_HELP};
 Examples:
   qeffect schedule check mine.csv lowered.csv
   qeffect schedule check mine.sched -p 4 -m 8
+  qeffect schedule check lowered.csv --transport rendezvous
   qeffect --json schedule check mine.json
 
 Exit code 1 if one of them is refused.")]
@@ -24,6 +26,33 @@ pub struct Check {
     schedules: Vec<String>,
     #[command(flatten)]
     parameters: Parameters,
+    /// How messages travel, if not as the schedule says
+    ///
+    /// A lowered program's own sends and receives are judged on it, the communication that is made for all others.
+    #[arg(long, value_enum, value_name = "TRANSPORT")]
+    transport: Option<Way>,
+}
+
+/// How messages travel.
+#[derive(Clone, Copy, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Way {
+    /// One queue per boundary between stages and direction
+    Edge,
+    /// One queue per pair of ranks and direction
+    RankEdge,
+    /// A send and its receive wait for each other, one after the other on each rank
+    Rendezvous,
+}
+
+impl From<Way> for Transport {
+    fn from(way: Way) -> Transport {
+        match way {
+            Way::Edge => Transport::Edge,
+            Way::RankEdge => Transport::RankEdge,
+            Way::Rendezvous => Transport::Rendezvous,
+        }
+    }
 }
 
 impl Check {
@@ -36,7 +65,7 @@ impl Check {
         let mut refused = false;
         let mut values = Vec::new();
         for name in &self.schedules {
-            match source::load_with_form(name, &self.parameters) {
+            match source::load_on(name, &self.parameters, self.transport.map(Transport::from)) {
                 Ok((checked, form)) => {
                     if screen.json {
                         values.push(accepted(name, &checked));

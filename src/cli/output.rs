@@ -139,6 +139,7 @@ impl Refusal {
             "message": d.message,
             "role": d.role,
             "place": self.place(&d.primary),
+            "at": d.at,
             "labels": labels,
             "notes": d.notes,
             "help": d.help,

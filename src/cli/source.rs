@@ -9,7 +9,7 @@ use qeffect_core::diag::Report;
 use qeffect_core::lang::{self, Program};
 use qeffect_core::plan::Checked;
 use qeffect_core::render::SourceMap;
-use qeffect_core::schedule::Schedule;
+use qeffect_core::schedule::{Schedule, Transport};
 use qeffect_core::text;
 use qeffect_view::json;
 
@@ -138,13 +138,24 @@ pub fn everything() -> impl Iterator<Item = &'static qeffect_schedules::Entry> {
 ///
 /// If there is none of that name, it cannot be read, or the checker refuses it.
 pub fn load(source: &str, parameters: &Parameters) -> Result<Checked, Failure> {
-    load_with_form(source, parameters).map(|(checked, _)| checked)
+    load_on(source, parameters, None).map(|(checked, _)| checked)
 }
 
-/// As [`load`], with the form of the file; none for a schedule of the library.
-pub fn load_with_form(source: &str, parameters: &Parameters) -> Result<(Checked, Option<Form>), Failure> {
+/// As [`load`], judged on another transport than the schedule's own; with the form of the file, none for a schedule of
+/// the library.
+pub fn load_on(
+    source: &str,
+    parameters: &Parameters,
+    transport: Option<Transport>,
+) -> Result<(Checked, Option<Form>), Failure> {
     if qeffect_schedules::by_name(source).is_some() {
-        return library(source, parameters).map(|checked| (checked, None));
+        let checked = library(source, parameters)?;
+        if transport.is_none_or(|transport| transport == checked.schedule.transport) {
+            return Ok((checked, None));
+        }
+        let checked = judge(checked.schedule, transport);
+        let refused = |report| Failure::Refused(Box::new(Refusal { name: source.to_owned(), report, map: None }));
+        return Ok((checked.map_err(refused)?, None));
     }
     let text = contents(source)?;
     let form = Form::of(source, &text);
@@ -153,10 +164,10 @@ pub fn load_with_form(source: &str, parameters: &Parameters) -> Result<(Checked,
     }
     let name = Path::new(source).file_stem().and_then(|stem| stem.to_str()).unwrap_or("schedule");
     let (result, map) = match form {
-        Form::Csv => finish(text::read_csv(name, source, &text)),
-        Form::Json => finish(json::read_schedule(source, &text)),
-        Form::Lowered => lowered(name, source, &text),
-        Form::Program => program(source, &text, parameters)?,
+        Form::Csv => finish(text::read_csv(name, source, &text), transport),
+        Form::Json => finish(json::read_schedule(source, &text), transport),
+        Form::Lowered => lowered(name, source, &text, transport),
+        Form::Program => program(source, &text, parameters, transport)?,
     };
     match result {
         Ok(checked) => Ok((checked, Some(form))),
@@ -236,23 +247,29 @@ fn general(name: &str) -> Option<Build> {
 
 type Judged = (Result<Checked, Report>, SourceMap);
 
-fn finish((schedule, map): (Result<Schedule, Report>, SourceMap)) -> Judged {
-    (schedule.and_then(|schedule| check::check(schedule, &Options::AT_START)), map)
+fn finish((schedule, map): (Result<Schedule, Report>, SourceMap), transport: Option<Transport>) -> Judged {
+    (schedule.and_then(|schedule| judge(schedule, transport)), map)
+}
+
+/// The checker's verdict, on the schedule's own transport or another one.
+fn judge(mut schedule: Schedule, transport: Option<Transport>) -> Result<Checked, Report> {
+    schedule.transport = transport.unwrap_or(schedule.transport);
+    check::check(schedule, &Options::AT_START)
 }
 
 /// A lowered program: its actions are judged first, then its communication.
-fn lowered(name: &str, file: &str, text: &str) -> Judged {
+fn lowered(name: &str, file: &str, text: &str, transport: Option<Transport>) -> Judged {
     let (raw, map) = text::read_plan(name, file, text);
     let result = raw.and_then(|raw| {
         let placement = raw.schedule.placement.clone();
-        let checked = check::check(raw.schedule, &Options::AT_START)?;
-        let faults = messages::check(&raw.nodes, &placement);
+        let checked = judge(raw.schedule, transport)?;
+        let faults = messages::check_on(&raw.nodes, &placement, checked.schedule.transport);
         if faults.is_empty() { Ok(checked) } else { Err(Report::from_faults(faults)) }
     });
     (result, map)
 }
 
-fn program(file: &str, text: &str, parameters: &Parameters) -> Result<Judged, Failure> {
+fn program(file: &str, text: &str, parameters: &Parameters, transport: Option<Transport>) -> Result<Judged, Failure> {
     let (program, map) = lang::read(file, text);
     let program = match program {
         Ok(program) => program,
@@ -260,7 +277,7 @@ fn program(file: &str, text: &str, parameters: &Parameters) -> Result<Judged, Fa
     };
     let values = values(&program, parameters)?;
     let result = lang::interpret(&program, &values).and_then(|schedule| {
-        check::check(schedule, &Options::AT_START).map_err(|mut report| {
+        judge(schedule, transport).map_err(|mut report| {
             lang::annotate(&mut report, &program, &values);
             report
         })

@@ -20,6 +20,8 @@ Examples:
   qeffect train --config run.toml                      a run from a file
   qeffect train --config run.toml --schedule mine.csv  with another schedule
   qeffect train --set optimizer.steps=100 --set model.recipe='\"bf16\"'
+  qeffect train --trace trace.json                     what each rank did when, in the last step
+  qeffect schedule simulate zb_v -p 2 -m 8 --costs trace.json      the same costs, simulated
   qeffect train --print-config > run.toml              a file to start from")]
 pub struct Train {
     /// The run, as TOML
@@ -31,6 +33,12 @@ pub struct Train {
     /// Another value of one key, written as in the file
     #[arg(long, value_name = "TABLE.KEY=VALUE")]
     set: Vec<String>,
+    /// Write a trace of the last step, as Chrome and Perfetto open it
+    ///
+    /// That step runs action by action, whatever `run.capture` says, and is timed; the bits are the same. `--costs FILE`
+    /// of the schedule commands takes the trace as measured costs.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Print the run as a whole file, and do not start it
     #[arg(long)]
     print_config: bool,
@@ -81,7 +89,7 @@ impl Train {
         let wrong = |error: toml::de::Error| Failure::Usage(format!("{name}: {}", error.to_string().trim_end()));
         // The file alone first: its errors have lines.
         let file: Config = toml::from_str(&text).map_err(wrong)?;
-        if self.set.is_empty() && self.schedule.is_none() {
+        if self.set.is_empty() && self.schedule.is_none() && self.trace.is_none() {
             return Ok(file);
         }
         let mut table: toml::Table = text.parse().map_err(wrong)?;
@@ -96,6 +104,9 @@ impl Train {
         })?;
         if let Some(schedule) = &self.schedule {
             config.pipeline.schedule.clone_from(schedule);
+        }
+        if self.trace.is_some() {
+            config.run.trace.clone_from(&self.trace);
         }
         Ok(config)
     }

@@ -120,6 +120,10 @@ pub struct Run {
     /// What follows a step that met a value that is not finite, which has changed nothing: `stop` or `skip`.
     #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
     pub on_nonfinite: OnNonFinite,
+    /// A file for the trace of the run's last step: what each rank did and when. That step runs action by action, with
+    /// the same bits as ever. Chrome and Perfetto open it, and `--costs` of `qeffect schedule` takes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<PathBuf>,
 }
 
 impl Default for Model {
@@ -160,6 +164,7 @@ impl Default for Run {
             allow_order_dependent: false,
             capture: CaptureMode::default(),
             on_nonfinite: OnNonFinite::default(),
+            trace: None,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use plotters::prelude::*;
+use qeffect_core::measured::Span;
 use serde::Serialize;
 
 use super::{Result, TrainError};
@@ -72,6 +73,26 @@ impl RunFolder {
         let file = self.path.join("loss.svg");
         draw(&file, title, train, held_out).map_err(|error| cannot("draw", &file, error))?;
         Ok(file)
+    }
+}
+
+/// Where the trace of a step goes. Made before the run, so that a wrong path is told then.
+pub struct TraceFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl TraceFile {
+    /// A new file, or an old one emptied.
+    pub fn create(path: &Path) -> Result<TraceFile> {
+        let file = File::create(path).map_err(|error| cannot("create", path, error))?;
+        Ok(TraceFile { path: path.to_owned(), file })
+    }
+
+    /// Writes what the ranks did.
+    pub fn write(mut self, title: &str, ranks: &[Vec<Span>]) -> Result<()> {
+        let text = qeffect_view::trace::measured(title, ranks);
+        self.file.write_all(text.as_bytes()).map_err(|error| cannot("write", &self.path, error))
     }
 }
 

@@ -17,7 +17,7 @@ use qeffect_runtime::session::{Session, SessionConfig, StepReport};
 
 use super::config::Config;
 use super::held_out::HeldOut;
-use super::report::{Metric, RunFolder};
+use super::report::{Metric, RunFolder, TraceFile};
 use super::{Result, TrainError};
 
 /// What a run has come to.
@@ -56,6 +56,7 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
     if config.run.evaluations == 0 {
         return Err(TrainError::Config("a run has at least one evaluation".into()));
     }
+    let trace = config.run.trace.as_deref().map(TraceFile::create).transpose()?;
     let session_config = SessionConfig {
         seed: config.run.seed,
         gradients: config.pipeline.gradients.gradients,
@@ -83,7 +84,7 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
         seed: config.run.seed,
     })?;
 
-    let history = train(config, &data, &mut session, &held_out, &mut folder)?;
+    let history = train(config, &data, &mut session, &held_out, &mut folder, trace)?;
     let text = generate(config, &data, &mut session, &held_out)?;
     println!("\nsample, after {:?}:\n{text}\n", config.run.prompt);
     let title = format!(
@@ -95,6 +96,9 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
     let plot = folder.finish(&title, &history.train, &history.held_out)?;
     println!("{}", summary(&checked, &history, started.elapsed()));
     println!("metrics  {}\nplot     {}", folder.path().join("metrics.jsonl").display(), plot.display());
+    if let Some(trace) = &config.run.trace {
+        println!("trace    {}", trace.display());
+    }
     Ok(Outcome {
         held_out: history.held_out.last().map_or(f64::NAN, |point| point.1),
         held_out_bytes: history.held_out_bytes,
@@ -189,6 +193,7 @@ fn train(
     session: &mut Session<GptStage>,
     held_out: &HeldOut,
     folder: &mut RunFolder,
+    mut trace: Option<TraceFile>,
 ) -> Result<History> {
     let started = Instant::now();
     let (steps, seed) = (config.optimizer.steps, config.run.seed);
@@ -202,7 +207,15 @@ fn train(
     for step in 0..steps {
         let batch: Vec<Windows> =
             (0..microbatches).map(|m| data.microbatch(seed, step, m, config.model.sequences)).collect();
-        let report = session.step(batch)?;
+        let last = step + 1 == steps;
+        let report = match trace.take_if(|_| last) {
+            None => session.step(batch)?,
+            Some(trace) => {
+                let (report, spans) = session.step_measured(batch)?;
+                trace.write(&format!("{}, step {}", session.schedule().schedule.name, report.step), &spans)?;
+                report
+            }
+        };
         history.add(&report);
         let mean = smooth.map_or(report.loss, |mean: f64| 0.95 * mean + 0.05 * report.loss);
         smooth = Some(mean);
@@ -218,7 +231,6 @@ fn train(
             bubble: report.bubble(),
             skipped: report.skipped,
         })?;
-        let last = step + 1 == steps;
         if last || (step + 1) % every == 0 {
             let timer = Instant::now();
             let (loss, bytes) = if last { held_out.all(data, session)? } else { held_out.sample(data, session)? };

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::rank::Aftermath;
 use crate::shard::Shard;
 use crate::stage::Stage;
+use crate::timed::Idle;
 use crate::wire::Wire;
 
 /// Runs a program. `step`: the number that its messages carry.
@@ -102,6 +103,12 @@ pub(crate) const SEND: [Op; 2] = [Op::SendForward, Op::SendBackward];
 pub(crate) const POST: [Op; 2] = [Op::PostForward, Op::PostBackward];
 /// Waits.
 pub(crate) const WAIT: [Op; 2] = [Op::WaitForward, Op::WaitBackward];
+
+impl<S: Stage> Idle for Replayer<'_, '_, S> {
+    fn idle(&mut self) -> Result<()> {
+        self.shard.idle()
+    }
+}
 
 impl<S: Stage> Execute for Replayer<'_, '_, S> {
     /// What is retained lies where it lay when the step was captured.

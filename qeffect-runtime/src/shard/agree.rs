@@ -103,6 +103,11 @@ impl<S: Stage> Shard<S> {
         Ok(Verdict { norm, commit })
     }
 
+    /// Returns when the device has carried out all that was issued.
+    pub(crate) fn idle(&mut self) -> Result<()> {
+        self.read_pod::<u32>(self.run.flag).map(|_| ())
+    }
+
     /// The ranks that met a value that is not finite before they agreed.
     pub(crate) fn raised(&mut self) -> Result<Vec<Rank>> {
         let flags = self.read_pod::<u32>(self.optim.flags)?;
