@@ -1,4 +1,4 @@
-// Causal multi-head attention on packed rows [q | k | v], on tensor cores (bf16 products, fp32 sums).
+// Causal multi-head attention on packed rows [q | k | v], where heads may share keys and values in equal groups, on tensor cores (bf16 products, fp32 sums).
 //
 // A block has 64 rows of one sequence and head, a warp 16 of them; it goes through the other side in tiles, ascending. Where
 // there is shared memory enough, two groups of four warps take every other tile each, and the second's sums are added to the
@@ -25,7 +25,7 @@ constexpr int THREADS = GROUPS * GROUP;
 constexpr int ROWS = 64; // of a block
 
 struct Shape {
-    int length, heads, dim;
+    int length, heads, kv_heads, dim;
     float scale; // 1 / √dim
 };
 
@@ -227,23 +227,24 @@ __device__ __forceinline__ void store_rows(
     }
 }
 
-// Where a block's sequence and head lie.
+// Where a sequence and head lie. Heads share keys and values in equal groups of neighbours.
 struct Place {
-    i64 stride;       // of a row of qkv
-    const u16* q;     // row 0 of this sequence and head; k and v follow at `hidden` and 2 · `hidden`
-    int hidden;
-    i64 rows;         // first row of the sequence
+    i64 stride;         // of a row of qkv
+    const u16 *q, *k, *v; // row 0 of this sequence and head
+    int hidden;         // elements of a row of the output
+    i64 rows;           // first row of the sequence
     int head;
-    i64 statistics;   // first entry of lse and delta
+    i64 statistics; // first entry of lse and delta
 
-    __device__ __forceinline__ Place(const u16* qkv, const Shape& shape) {
-        const int sequence = blockIdx.y / shape.heads;
-        head = blockIdx.y % shape.heads;
+    __device__ __forceinline__ Place(const u16* qkv, const Shape& shape, int sequence, int head) : head(head) {
         hidden = shape.heads * shape.dim;
-        stride = 3 * (i64)hidden;
+        stride = (shape.heads + 2 * shape.kv_heads) * (i64)shape.dim;
         rows = (i64)sequence * shape.length;
-        q = qkv + rows * stride + head * shape.dim;
-        statistics = (i64)blockIdx.y * shape.length;
+        const u16* row = qkv + rows * stride;
+        q = row + head * shape.dim;
+        k = row + hidden + head / (shape.heads / shape.kv_heads) * shape.dim;
+        v = k + shape.kv_heads * shape.dim;
+        statistics = (i64)(sequence * shape.heads + head) * shape.length;
     }
 };
 
@@ -298,7 +299,7 @@ __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, floa
     u16* memory = reinterpret_cast<u16*>(shared_memory);
     const Lines<D> queries = take<D, ROWS>(memory);
     const Pair<D, STEP> keys{take<D, 2 * STEP>(memory)}, values{take<D, 2 * STEP>(memory)};
-    const Place place(qkv, shape);
+    const Place place(qkv, shape, blockIdx.y / shape.heads, blockIdx.y % shape.heads);
     const Warp warp;
     const int lane = warp.lane;
     // Blocks with many keys start first.
@@ -306,8 +307,8 @@ __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, floa
     const int end = min(first + ROWS, shape.length);
     auto fetch = [&](int tile, int side) {
         if (tile < end) {
-            fill<D, STEP>(keys[side], place.q + place.hidden, place.stride, tile, end, shape.dim);
-            fill<D, STEP>(values[side], place.q + 2 * place.hidden, place.stride, tile, end, shape.dim);
+            fill<D, STEP>(keys[side], place.k, place.stride, tile, end, shape.dim);
+            fill<D, STEP>(values[side], place.v, place.stride, tile, end, shape.dim);
         }
         commit();
     };
@@ -408,7 +409,7 @@ __device__ __forceinline__ void attention_queries(
     u16* memory = reinterpret_cast<u16*>(shared_memory);
     const Lines<D> queries = take<D, ROWS>(memory), upper = take<D, ROWS>(memory);
     const Pair<D, STEP> keys{take<D, 2 * STEP>(memory)}, values{take<D, 2 * STEP>(memory)};
-    const Place place(qkv, shape);
+    const Place place(qkv, shape, blockIdx.y / shape.heads, blockIdx.y % shape.heads);
     const Warp warp;
     const int lane = warp.lane;
     const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS, row = first + warp.mine + (lane >> 2);
@@ -417,8 +418,8 @@ __device__ __forceinline__ void attention_queries(
     auto fetch = [&](int step, int side) {
         if (step < 2 * tiles) {
             const int tile = (step < tiles ? step : step - tiles) * STEP;
-            fill<D, STEP>(keys[side], place.q + place.hidden, place.stride, tile, end, shape.dim);
-            fill<D, STEP>(values[side], place.q + 2 * place.hidden, place.stride, tile, end, shape.dim);
+            fill<D, STEP>(keys[side], place.k, place.stride, tile, end, shape.dim);
+            fill<D, STEP>(values[side], place.v, place.stride, tile, end, shape.dim);
         }
         commit();
     };
@@ -512,7 +513,7 @@ __device__ __forceinline__ void attention_queries(
             dqkv + (place.q - qkv), place.stride, first + warp.mine, shape.length, shape.dim, sums, 1.0f, 1.0f);
 }
 
-// dK and dV: rows of the block are keys, tiles are queries.
+// dK and dV: rows of the block are keys, tiles are queries, of one head that shares the keys after the other.
 template <int D>
 __device__ __forceinline__ void attention_keys(
     const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, const Shape& shape) {
@@ -521,7 +522,9 @@ __device__ __forceinline__ void attention_keys(
     u16* memory = reinterpret_cast<u16*>(shared_memory);
     const Lines<D> keys = take<D, ROWS>(memory), values = take<D, ROWS>(memory);
     const Pair<D, STEP> queries{take<D, 2 * STEP>(memory)}, upper{take<D, 2 * STEP>(memory)};
-    const Place place(qkv, shape);
+    const int sequence = blockIdx.y / shape.kv_heads, users = shape.heads / shape.kv_heads;
+    const int first_head = blockIdx.y % shape.kv_heads * users;
+    Place place(qkv, shape, sequence, first_head);
     const Warp warp;
     const int lane = warp.lane;
     const int first = (int)blockIdx.x * ROWS, row = first + warp.mine + (lane >> 2);
@@ -539,50 +542,52 @@ __device__ __forceinline__ void attention_keys(
         }
         commit();
     };
-    fill<D, ROWS>(keys, place.q + place.hidden, place.stride, first, shape.length, shape.dim);
-    fill<D, ROWS>(values, place.q + 2 * place.hidden, place.stride, first, shape.length, shape.dim);
-    fetch(first, 0);
+    fill<D, ROWS>(keys, place.k, place.stride, first, shape.length, shape.dim);
+    fill<D, ROWS>(values, place.v, place.stride, first, shape.length, shape.dim);
 
     const float scale = shape.scale * LOG2_E;
     float key_sums[D / 8][4], value_sums[D / 8][4];
     clear(key_sums);
     clear(value_sums);
-    for (int step = first, side = 0; step < shape.length; step += STEP, side ^= 1) {
-        fetch(step + STEP, side ^ 1);
-        wait<1>();
-        __syncthreads();
-        const int mine = warp.group * N, tile = step + mine;
-        if (tile < shape.length && tile + N > first + warp.mine) { // else no query sees a key
-            const Lines<D> my_queries = queries[side].from(mine), my_upper = upper[side].from(mine);
-            float scores[N / 8][4], slopes[N / 8][4];
-            clear(scores);
-            clear(slopes);
-            over_columns<D, N>(scores, keys, warp.mine, my_queries);
-            over_columns<D, N>(slopes, values, warp.mine, my_upper);
+    for (int head = first_head; head < first_head + users; head++) {
+        place = Place(qkv, shape, sequence, head);
+        fetch(first, 0);
+        for (int step = first, side = 0; step < shape.length; step += STEP, side ^= 1) {
+            fetch(step + STEP, side ^ 1);
+            wait<1>();
+            __syncthreads();
+            const int mine = warp.group * N, tile = step + mine;
+            if (tile < shape.length && tile + N > first + warp.mine) { // else no query sees a key
+                const Lines<D> my_queries = queries[side].from(mine), my_upper = upper[side].from(mine);
+                float scores[N / 8][4], slopes[N / 8][4];
+                clear(scores);
+                clear(slopes);
+                over_columns<D, N>(scores, keys, warp.mine, my_queries);
+                over_columns<D, N>(slopes, values, warp.mine, my_upper);
 #pragma unroll
-            for (int n = 0; n < N / 8; n++)
+                for (int n = 0; n < N / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int at = n * 8 + (lane & 3) * 2 + (i & 1), query = tile + at;
-                    const bool seen = row + 8 * (i >> 1) <= query && query < shape.length;
-                    const float shift = shifts[side][mine + at] * LOG2_E;
-                    const float p = seen ? power_of_two(fmaf(scores[n][i], scale, -shift)) : 0.0f;
-                    scores[n][i] = p;
-                    slopes[n][i] = seen ? p * (slopes[n][i] - means[side][mine + at]) * shape.scale : 0.0f;
-                }
-            over_rows<D, N>(value_sums, scores, my_upper);
-            over_rows<D, N>(key_sums, slopes, my_queries);
+                    for (int i = 0; i < 4; i++) {
+                        const int at = n * 8 + (lane & 3) * 2 + (i & 1), query = tile + at;
+                        const bool seen = row + 8 * (i >> 1) <= query && query < shape.length;
+                        const float shift = shifts[side][mine + at] * LOG2_E;
+                        const float p = seen ? power_of_two(fmaf(scores[n][i], scale, -shift)) : 0.0f;
+                        scores[n][i] = p;
+                        slopes[n][i] = seen ? p * (slopes[n][i] - means[side][mine + at]) * shape.scale : 0.0f;
+                    }
+                over_rows<D, N>(value_sums, scores, my_upper);
+                over_rows<D, N>(key_sums, slopes, my_queries);
+            }
+            __syncthreads();
         }
-        __syncthreads();
     }
     join(key_sums, warp);
     join(value_sums, warp);
     if (warp.group == 1) return;
-    u16* to = dqkv + (place.q - qkv);
     store_rows<D>(
-        to + place.hidden, place.stride, first + warp.mine, shape.length, shape.dim, key_sums, 1.0f, 1.0f);
+        dqkv + (place.k - qkv), place.stride, first + warp.mine, shape.length, shape.dim, key_sums, 1.0f, 1.0f);
     store_rows<D>(
-        to + 2 * place.hidden, place.stride, first + warp.mine, shape.length, shape.dim, value_sums, 1.0f, 1.0f);
+        dqkv + (place.v - qkv), place.stride, first + warp.mine, shape.length, shape.dim, value_sums, 1.0f, 1.0f);
 }
 
 KERNEL(attention_forward_32, THREADS)(const u16* qkv, u16* out, float* lse, Shape shape) {

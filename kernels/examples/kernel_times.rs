@@ -159,7 +159,7 @@ impl Bench {
         self.time("add", len * 6, LAUNCHES, |stream, set| {
             k.add(stream, part(&x[set], len), part(&dy[set], len), part(&values[set], len))
         })?;
-        let shape = AttentionShape { sequences: 1, length: rows, heads, head_dim: hidden / heads };
+        let shape = AttentionShape { sequences: 1, length: rows, heads, kv_heads: heads, head_dim: hidden / heads };
         let (qkv, dqkv) = (self.random(3 * len)?, self.zeros::<bf16>(3 * len)?);
         let (lse, delta) = (self.zeros::<f32>(shape.statistics())?, self.zeros::<f32>(shape.statistics())?);
         self.time("attention forward", len * 8, LAUNCHES, |stream, set| {

@@ -6,11 +6,13 @@
 //!
 //! What decides bits beside the commands is the table of algorithms ([`CudaDevice::algorithms`]).
 
+mod dry;
 mod exec;
 mod fused;
 mod gpu;
 mod graph;
 mod lanes;
+mod layout;
 mod product;
 mod scratch;
 mod table;
@@ -28,6 +30,8 @@ use crate::cmd::Cmd;
 use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
 use crate::error::Result;
 
+pub use dry::DryRun;
+
 use exec::Lane;
 use gpu::Gpu;
 use graph::Graphs;
@@ -37,6 +41,8 @@ use table::Table;
 
 /// Lanes of a graph where nothing else is asked for.
 pub const LANES: usize = 4;
+
+const CAPS: Caps = Caps { fp8_needs_transposes: true, fp8_multiple: 16, bf16_only: true };
 
 fn failed(cmd: &'static str) -> impl Fn(KernelError) -> DeviceError + Copy {
     move |error| DeviceError::Failed { cmd, reason: error.to_string() }
@@ -98,9 +104,23 @@ impl CudaDevice {
         self.gpu.algorithms()
     }
 
-    /// Bytes of device memory that buffers have taken.
+    /// Bytes of device memory that it has taken: for buffers, and for what its lanes work in.
     pub fn bytes(&self) -> usize {
-        self.table.bytes()
+        self.table.layout().allocated() + self.scratch.iter().map(Scratch::bytes).sum::<usize>()
+    }
+
+    /// Bytes of device memory that are free.
+    ///
+    /// # Errors
+    ///
+    /// A driver that does not say.
+    pub fn free_bytes(&self) -> Result<usize> {
+        let (free, _) = self
+            .gpu
+            .context
+            .mem_get_info()
+            .map_err(|source| KernelError::Driver { call: "asking for free memory", source })?;
+        Ok(free)
     }
 
     /// What a graph consists of.
@@ -120,7 +140,6 @@ impl CudaDevice {
         cmd.check_aliases(&accesses, |buf| self.table.spec(buf))?;
         let need = Need::of(cmd, |buf| self.table.spec(buf))?;
         let group = Group::new(&self.table, cmd)?.map(|group| group.gemm.product);
-        let need = group.map_or(need, |product| need.max(Need::block_scales(product.scales())));
         self.scratch[lane].reserve(&self.gpu.context, &self.stream, need).map_err(failed(name))?;
         let alone = Gemm::of(&self.table, cmd)?.map(|gemm| gemm.product);
         if let Some(product) = group.or(alone) {
@@ -156,7 +175,7 @@ impl Device for CudaDevice {
     }
 
     fn caps(&self) -> Caps {
-        Caps { fp8_needs_transposes: true, fp8_multiple: 16, bf16_only: true }
+        CAPS
     }
 
     fn alloc(&mut self, spec: BufSpec) -> std::result::Result<Buf, DeviceError> {

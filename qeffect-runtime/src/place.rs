@@ -30,14 +30,23 @@ impl Place {
     ///
     /// A GPU, or a library for it, that is missing where one was asked for.
     pub fn open(self, recipe: &Recipe) -> Result<Box<dyn Device>> {
+        Ok(match self.gpu(recipe)? {
+            Some(gpu) => Box::new(gpu),
+            None => Box::new(CpuDevice::new()),
+        })
+    }
+
+    /// The GPU that is meant, if one is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Place::open`].
+    pub fn gpu(self, recipe: &Recipe) -> Result<Option<CudaDevice>> {
         let fits = (recipe.activation(), recipe.master()) == (Dtype::Bf16, Dtype::F32);
         match self {
-            Place::Cuda(ordinal) => Ok(Box::new(CudaDevice::new(ordinal)?)),
-            Place::Auto if fits => match CudaDevice::new(0) {
-                Ok(device) => Ok(Box::new(device)),
-                Err(_) => Ok(Box::new(CpuDevice::new())),
-            },
-            Place::Auto | Place::Cpu => Ok(Box::new(CpuDevice::new())),
+            Place::Cuda(ordinal) => CudaDevice::new(ordinal).map(Some),
+            Place::Auto if fits => Ok(CudaDevice::new(0).ok()),
+            Place::Auto | Place::Cpu => Ok(None),
         }
     }
 }

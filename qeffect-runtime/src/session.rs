@@ -6,6 +6,7 @@
 //! go on.
 
 mod config;
+mod footprint;
 mod report;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use qeffect_core::plan::{Checked, Direction, Edge};
 use qeffect_core::recipe::Recipe;
 use qeffect_core::version::WeightVersion;
 
+use crate::capture::record::Trace;
 use crate::capture::{CaptureMode, joint};
 use crate::cpu::CpuDevice;
 use crate::data::Windows;
@@ -36,6 +38,7 @@ use crate::wire::message_shape;
 use crate::worker::Worker;
 
 pub use config::{OnNonFinite, SessionConfig};
+pub use footprint::Footprint;
 pub use report::StepReport;
 use report::{mean, not_finite};
 
@@ -120,16 +123,40 @@ where
             return Session::with_devices(checked, stages, config, move |_| Ok(Box::new(handle.clone())));
         }
         let mut session = Session::bound(checked, stages, config, move |_| Ok(Box::new(handle.clone())))?;
-        let route = session.route.clone();
-        let traces = session.on_all(move |state| state.capture_joint(&route))?;
+        let traces = session.traces()?;
         let cmds = joint::merge(&mut device, traces)?;
         let graph = device.instantiate(cmds)?;
         session.joint = Some(Joint { device, graph });
         Ok(session)
     }
 
+    /// Every rank's training step, written down for a list of all; one after the other, so that buffers which they lease
+    /// from one device lie in the same places every time.
+    fn traces(&self) -> Result<Vec<Trace>> {
+        let traces = self.workers.iter().map(|worker| {
+            let route = self.route.clone();
+            worker.call(move |state| state.capture_joint(&route)).wait()
+        });
+        settle(traces.collect())
+    }
+
     /// Everything but capture.
     fn bound(
+        checked: Checked,
+        stages: Vec<S>,
+        config: SessionConfig,
+        device: impl FnMut(Rank) -> Result<Box<dyn Device>>,
+    ) -> Result<Session<S>> {
+        let session = Session::ranks(checked, stages, config, device)?;
+        session.on_all(move |state| {
+            state.shard.init(config.seed)?;
+            state.shard.prologue()
+        })?;
+        Ok(session)
+    }
+
+    /// Ranks whose parameters have no values yet.
+    fn ranks(
         checked: Checked,
         stages: Vec<S>,
         config: SessionConfig,
@@ -167,9 +194,7 @@ where
         for (rank, stages) in parts.into_iter().enumerate() {
             let rank = Rank(rank as u32);
             let shard_config = ShardConfig { rank: rank.0, ..shard_config.clone() };
-            let mut shard = Shard::new(device(rank)?, stages, shard_config)?;
-            shard.init(config.seed)?;
-            shard.prologue()?;
+            let shard = Shard::new(device(rank)?, stages, shard_config)?;
             workers.push(Worker::new(format!("rank {rank}"), RankState::new(rank, shard, &route.bound)?)?);
         }
         Ok(Session { workers, route, recipe, config, commits: 0, joint: None, broken: None })

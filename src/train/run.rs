@@ -65,9 +65,7 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
         on_nonfinite: config.run.on_nonfinite,
         ..SessionConfig::new(config.optimizer.adamw(), model.tokens())
     };
-    let device = |_| config.run.device.open(&model.recipe);
-    let mut session =
-        Session::with_devices(checked.clone(), model.stages(&model.split(stages)?)?, session_config, device)?;
+    let mut session = open(config, &model, &checked, session_config)?;
     let held_out = HeldOut::new(&data, &session, evaluation, model.sequences)?;
     let name = format!("{schedule}-{}-seed{}", model.recipe.name(), config.run.seed);
     let mut folder = RunFolder::create(&config.run.out, &name)?;
@@ -108,6 +106,24 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
 }
 
 /// What the run will do, before it does it.
+/// A session on the device that was asked for. Ranks that share a GPU are one list of it, and what does not fit into its
+/// memory is refused before anything is allocated.
+fn open(
+    config: &Config,
+    model: &GptConfig,
+    checked: &Checked,
+    session_config: SessionConfig,
+) -> Result<Session<GptStage>> {
+    let stages = || model.stages(&model.split(checked.schedule.stages as usize)?);
+    Ok(match config.run.device.gpu(&model.recipe)? {
+        Some(gpu) => {
+            Session::footprint(checked.clone(), stages()?, session_config)?.fits(gpu.free_bytes()?)?;
+            Session::on_one_device(checked.clone(), stages()?, session_config, Box::new(gpu))?
+        }
+        None => Session::new(checked.clone(), stages()?, session_config)?,
+    })
+}
+
 fn introduce(config: &Config, checked: &Checked, model: &GptConfig, data: &ByteData) {
     let schedule = &checked.schedule;
     println!(

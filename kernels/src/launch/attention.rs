@@ -25,8 +25,10 @@ pub struct AttentionShape {
     pub sequences: usize,
     /// Tokens of each.
     pub length: usize,
-    /// Heads.
+    /// Heads of queries.
     pub heads: usize,
+    /// Heads of keys and values: a divisor of `heads`, or as many.
+    pub kv_heads: usize,
     /// Elements of a query, key or value: at most [`LARGEST_HEAD`].
     pub head_dim: usize,
 }
@@ -37,15 +39,21 @@ pub struct AttentionShape {
 struct Shape {
     length: i32,
     heads: i32,
+    kv_heads: i32,
     dim: i32,
     scale: f32,
 }
 plain_arguments!(Shape);
 
 impl AttentionShape {
-    /// Elements of a row of the output; a row of `qkv` has three times as many.
+    /// Elements of a row of the output.
     pub const fn hidden(&self) -> usize {
         self.heads * self.head_dim
+    }
+
+    /// Elements of a row of `qkv`.
+    pub const fn width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
     /// Rows.
@@ -63,9 +71,14 @@ impl AttentionShape {
             let rule = "it is at most 128";
             return Err(Error::Dimension { kernel, dimension: "head_dim", found: self.head_dim, rule });
         }
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            let rule = "it divides the number of heads";
+            return Err(Error::Dimension { kernel, dimension: "kv_heads", found: self.kv_heads, rule });
+        }
         Ok(Shape {
             length: dimension(kernel, "length", self.length)?,
             heads: dimension(kernel, "heads", self.heads)?,
+            kv_heads: dimension(kernel, "kv_heads", self.kv_heads)?,
             dim: dimension(kernel, "head_dim", self.head_dim)?,
             scale: 1.0 / (self.head_dim as f32).sqrt(),
         })
@@ -76,8 +89,9 @@ impl AttentionShape {
         PADDED.iter().position(|padded| self.head_dim <= *padded).unwrap_or(PADDED.len() - 1)
     }
 
-    fn grid(&self) -> [usize; 2] {
-        [self.length.div_ceil(ROWS), self.sequences * self.heads]
+    /// A block per 64 rows of each sequence and head.
+    fn grid(&self, heads: usize) -> [usize; 2] {
+        [self.length.div_ceil(ROWS), self.sequences * heads]
     }
 
     /// Bytes of shared memory for a number of blocks of 64 rows, and twice two tiles of the other side for each group.
@@ -102,12 +116,12 @@ impl Kernels {
     ) -> Result {
         let kernel = ["attention_forward_32", "attention_forward_64", "attention_forward_128"][shape.padded()];
         let argument = shape.argument(kernel)?;
-        expect(kernel, "qkv", qkv, shape.tokens() * 3 * shape.hidden())?;
+        expect(kernel, "qkv", qkv, shape.tokens() * shape.width())?;
         expect(kernel, "out", out, shape.tokens() * shape.hidden())?;
         expect(kernel, "lse", lse, shape.statistics())?;
         let groups = self.groups();
         let shared = shape.shared(1, 64, groups);
-        self.launch(stream, kernel, shape.grid(), groups * GROUP, shared, &[&qkv, &out, &lse, &argument])
+        self.launch(stream, kernel, shape.grid(shape.heads), groups * GROUP, shared, &[&qkv, &out, &lse, &argument])
     }
 
     /// Gradients of queries, keys and values; `delta` is scratch of the size of `lse`. With `out`, what the forward made, it is
@@ -125,7 +139,7 @@ impl Kernels {
     ) -> Result {
         let kernel = ["attention_queries_32", "attention_queries_64", "attention_queries_128"][shape.padded()];
         let argument = shape.argument(kernel)?;
-        expect(kernel, "qkv", qkv, shape.tokens() * 3 * shape.hidden())?;
+        expect(kernel, "qkv", qkv, shape.tokens() * shape.width())?;
         expect(kernel, "dout", dout, shape.tokens() * shape.hidden())?;
         expect(kernel, "lse", lse, shape.statistics())?;
         expect(kernel, "dqkv", dqkv, qkv.len())?;
@@ -135,9 +149,9 @@ impl Kernels {
         let shared = shape.shared(2, if shape.padded() == 2 { 32 } else { 64 }, groups);
         let out = optional(out);
         let arguments: [&dyn Argument; 7] = [&qkv, &out, &dout, &lse, &dqkv, &delta, &argument];
-        self.launch(stream, kernel, shape.grid(), groups * GROUP, shared, &arguments)?;
+        self.launch(stream, kernel, shape.grid(shape.heads), groups * GROUP, shared, &arguments)?;
         let kernel = ["attention_keys_32", "attention_keys_64", "attention_keys_128"][shape.padded()];
         let arguments: [&dyn Argument; 6] = [&qkv, &dout, &lse, &dqkv, &delta, &argument];
-        self.launch(stream, kernel, shape.grid(), groups * GROUP, shared, &arguments)
+        self.launch(stream, kernel, shape.grid(shape.kv_heads), groups * GROUP, shared, &arguments)
     }
 }

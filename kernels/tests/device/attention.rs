@@ -20,6 +20,11 @@ const SHAPES: [[usize; 4]; 11] = [
     [1, 513, 1, 48],
 ];
 
+/// Heads that share keys and values.
+const SHARED: [[usize; 5]; 3] =
+    // sequences, length, heads, heads of keys, head_dim
+    [[2, 70, 4, 2, 32], [1, 130, 6, 2, 64], [2, 33, 3, 1, 80]];
+
 struct Reference {
     out: Vec<f64>,
     lse: Vec<f64>,
@@ -28,7 +33,7 @@ struct Reference {
 
 /// One query against the keys up to its own.
 fn reference(shape: &AttentionShape, qkv: &[f64], dout: &[f64]) -> Reference {
-    let (hidden, width, dim) = (shape.hidden(), 3 * shape.hidden(), shape.head_dim);
+    let (hidden, width, dim) = (shape.hidden(), shape.width(), shape.head_dim);
     let mut made = Reference {
         out: vec![0.0; shape.tokens() * hidden],
         lse: vec![0.0; shape.statistics()],
@@ -40,7 +45,8 @@ fn reference(shape: &AttentionShape, qkv: &[f64], dout: &[f64]) -> Reference {
         let (sequence, row) = (token / shape.length, token % shape.length);
         let first = sequence * shape.length;
         for head in 0..shape.heads {
-            let at = |t: usize, which: usize| t * width + which * hidden + head * dim;
+            let key = shape.heads + head / (shape.heads / shape.kv_heads);
+            let at = |t: usize, which: usize| t * width + [head, key, key + shape.kv_heads][which] * dim;
             let part = |t: usize, which: usize| &qkv[at(t, which)..][..dim];
             let upper = &dout[token * hidden + head * dim..][..dim];
             let scores: Vec<f64> = (first..=token).map(|t| dot(part(token, 0), part(t, 1)) * scale).collect();
@@ -71,12 +77,13 @@ fn wide(x: &[bf16]) -> Vec<f64> {
 #[test]
 fn forward_and_backward_are_within_bounds_of_float64() {
     let Some(rig) = rig() else { return };
-    for [sequences, length, heads, head_dim] in SHAPES {
-        let shape = AttentionShape { sequences, length, heads, head_dim };
+    let alone = SHAPES.map(|[sequences, length, heads, head_dim]| [sequences, length, heads, heads, head_dim]);
+    for [sequences, length, heads, kv_heads, head_dim] in alone.into_iter().chain(SHARED) {
+        let shape = AttentionShape { sequences, length, heads, kv_heads, head_dim };
         let of = |seed, len, scale: f32| -> Vec<bf16> {
             numbers(seed, len).iter().map(|x| bf16::from_f32(x * scale)).collect()
         };
-        let qkv = of(1, shape.tokens() * 3 * shape.hidden(), 2.0);
+        let qkv = of(1, shape.tokens() * shape.width(), 2.0);
         let dout = of(2, shape.tokens() * shape.hidden(), 1.0);
         let want = reference(&shape, &wide(&qkv), &wide(&dout));
         let (q, d) = (rig.upload(&qkv), rig.upload(&dout));
@@ -115,9 +122,8 @@ fn forward_and_backward_are_within_bounds_of_float64() {
 #[test]
 fn later_tokens_change_nothing_before_them() {
     let Some(rig) = rig() else { return };
-    let shape = AttentionShape { sequences: 2, length: 150, heads: 2, head_dim: 64 };
-    let mut qkv: Vec<bf16> =
-        numbers(3, shape.tokens() * 3 * shape.hidden()).iter().map(|x| bf16::from_f32(*x)).collect();
+    let shape = AttentionShape { sequences: 2, length: 150, heads: 2, kv_heads: 2, head_dim: 64 };
+    let mut qkv: Vec<bf16> = numbers(3, shape.tokens() * shape.width()).iter().map(|x| bf16::from_f32(*x)).collect();
     let run = |qkv: &[bf16]| {
         let (q, out) = (rig.upload(qkv), rig.poisoned::<bf16>(shape.tokens() * shape.hidden()));
         let lse = rig.poisoned::<f32>(shape.statistics());
@@ -139,7 +145,7 @@ fn later_tokens_change_nothing_before_them() {
 #[test]
 fn a_nan_stays_one_and_a_large_head_is_refused() {
     let Some(rig) = rig() else { return };
-    let shape = AttentionShape { sequences: 1, length: 70, heads: 1, head_dim: 32 };
+    let shape = AttentionShape { sequences: 1, length: 70, heads: 1, kv_heads: 1, head_dim: 32 };
     let mut qkv = vec![bf16::ONE; 70 * 96];
     qkv[66 * 96 + 3] = bf16::NAN;
     let (q, out, lse) = (rig.upload(&qkv), rig.poisoned::<bf16>(70 * 32), rig.poisoned::<f32>(70));

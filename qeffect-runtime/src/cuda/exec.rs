@@ -40,13 +40,9 @@ pub(super) fn first(buf: Buf) -> Scalar {
     Scalar { buf, index: 0 }
 }
 
-fn sizes(cmd: &'static str, shape: &AttentionShape) -> Result<attention::AttentionShape> {
+fn sizes(shape: &AttentionShape) -> attention::AttentionShape {
     let AttentionShape { sequences, length, heads, kv_heads, head_dim } = *shape;
-    if kv_heads != heads {
-        let reason = format!("{heads} heads that share {kv_heads} of keys and values: not on this device yet");
-        return Err(DeviceError::Failed { cmd, reason });
-    }
-    Ok(attention::AttentionShape { sequences, length, heads, head_dim })
+    attention::AttentionShape { sequences, length, heads, kv_heads, head_dim }
 }
 
 fn no_positions(cmd: &'static str) -> DeviceError {
@@ -196,12 +192,12 @@ impl Lane<'_> {
             }
             Cmd::Fused(fused) => self.fused(fused),
             Cmd::Attention { qkv, out, lse, shape } => {
-                let shape = sizes(name, shape)?;
+                let shape = sizes(shape);
                 k.attention_forward(stream, &shape, t.get(name, *qkv)?, t.get(name, *out)?, t.get(name, *lse)?)
                     .map_err(failed)
             }
             Cmd::AttentionGrad { qkv, lse, dout, dqkv, shape } => {
-                let shape = sizes(name, shape)?;
+                let shape = sizes(shape);
                 let (qkv, dout, sums) = (t.get(name, *qkv)?, t.get(name, *dout)?, t.get::<f32>(name, *lse)?);
                 let delta = self.rows(name, sums.len())?;
                 k.attention_backward(stream, &shape, qkv, None, dout, sums, t.get(name, *dqkv)?, delta).map_err(failed)

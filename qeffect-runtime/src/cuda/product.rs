@@ -88,7 +88,13 @@ pub(super) struct Group {
 
 /// How the factors of members become block scales: one of both may have square blocks, whose table is the smaller one.
 /// The right operand, the inputs of a weight, seldom has more rows than the left one.
-const BLOCKS: Scaling = Scaling::Blocks { left: BlockScale::Square, right: BlockScale::Vector };
+const BLOCKS: [BlockScale; 2] = [BlockScale::Square, BlockScale::Vector];
+
+/// Entries of both tables of block scales.
+pub(super) const fn table_sizes(rows: usize, columns: usize, depth: usize) -> (usize, usize) {
+    let [left, right] = BLOCKS;
+    (left.len(rows, depth), right.len(columns, depth))
+}
 
 impl Group {
     /// Of a [`Cmd::GroupGemm`]; none of another command. Codes of a member fill whole blocks that share a scale, so that
@@ -118,7 +124,7 @@ impl Group {
         let product = Product {
             left_transposed: a.transposed,
             right_transposed: !b.transposed,
-            scaling: if fp8 { BLOCKS } else { Scaling::Tensor },
+            scaling: if fp8 { Scaling::Blocks { left: BLOCKS[0], right: BLOCKS[1] } } else { Scaling::Tensor },
             ..Product::weight_gradient(*m, *n, members.saturating_mul(*stride), left_type, right_type)
         };
         let operands = Operands {

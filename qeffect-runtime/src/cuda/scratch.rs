@@ -6,6 +6,7 @@ use qeffect_kernels::gemm::WORKSPACE;
 use qeffect_kernels::launch::cast::{ColumnScratch, TILE, partial_sums};
 use qeffect_kernels::{Buffer, CudaContext, CudaStream, Result, Span, memory};
 
+use super::product::table_sizes;
 use crate::cmd::Cmd;
 use crate::device::{Buf, BufSpec, DeviceError};
 
@@ -41,13 +42,17 @@ impl Need {
             Cmd::Fused(fused) => columns(fused.rows * fused.cols, fused.cols, 2),
             Cmd::AttentionGrad { lse, .. } => Need { rows: spec(*lse)?.elements(), ..Need::default() },
             Cmd::CrossEntropy { targets, .. } => Need { rows: spec(*targets)?.elements(), ..Need::default() },
+            Cmd::GroupGemm { m, n, stride, members, a, .. } if !a.scale_inv.is_empty() => {
+                let (left, right) = table_sizes(*m, *n, members.saturating_mul(*stride));
+                Need { scales: right_table(left) + right, ..Need::default() }
+            }
             _ => Need::default(),
         })
     }
 
-    /// Of a product with block scales, whose tables have that many entries.
-    pub(super) fn block_scales(tables: (usize, usize)) -> Need {
-        Need { scales: right_table(tables.0) + tables.1, ..Need::default() }
+    /// Bytes of it.
+    pub(super) const fn bytes(&self) -> usize {
+        (self.partial + self.finished + self.rows + self.scales) * size_of::<f32>()
     }
 
     /// What serves both.
@@ -95,6 +100,13 @@ impl Holds {
     }
 }
 
+impl Holds {
+    fn bytes(&self) -> usize {
+        let floats = self.partial.span().len() + self.rows.span().len() + self.scales.span().len();
+        (floats + self.finished.span().len()) * size_of::<f32>()
+    }
+}
+
 /// Where the right operand's table begins behind a left one: aligned as products want it.
 const fn right_table(left: usize) -> usize {
     left.next_multiple_of(4)
@@ -127,6 +139,12 @@ impl Scratch {
         self.has = has;
         self.outgrown.push(std::mem::replace(&mut self.holds, made));
         Ok(())
+    }
+
+    /// Bytes of device memory that it takes, what it has outgrown included.
+    pub(super) fn bytes(&self) -> usize {
+        let all = self.outgrown.iter().chain([&self.holds]);
+        all.map(Holds::bytes).sum::<usize>() + self.workspace.span().len()
     }
 
     /// For sums over columns.

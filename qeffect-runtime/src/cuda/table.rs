@@ -8,13 +8,9 @@ use qeffect_kernels::memory::{self, Element};
 use qeffect_kernels::{Buffer, CudaContext, CudaStream, Span};
 
 use super::failed;
+use super::layout::Layout;
 use crate::cmd::Scalar;
 use crate::device::{Buf, BufSpec, DeviceError};
-
-/// Where a buffer begins: what products and wide loads ask for, with room to spare.
-const ALIGNMENT: usize = 256;
-/// Bytes of an allocation that small buffers share.
-const BLOCK: usize = 32 << 20;
 
 /// A type that buffers hold.
 pub(super) trait Stored: Element {
@@ -48,15 +44,14 @@ pub(super) struct Table {
     context: Arc<CudaContext>,
     entries: Vec<(BufSpec, Span<u8>)>,
     blocks: Vec<Buffer<u8>>,
-    /// Bytes of the last block that are taken.
-    used: usize,
+    layout: Layout,
 }
 
 type Result<T, E = DeviceError> = std::result::Result<T, E>;
 
 impl Table {
     pub(super) fn new(context: &Arc<CudaContext>) -> Table {
-        Table { context: context.clone(), entries: Vec::new(), blocks: Vec::new(), used: 0 }
+        Table { context: context.clone(), entries: Vec::new(), blocks: Vec::new(), layout: Layout::default() }
     }
 
     /// Makes a buffer; its content is left to [`Table::poison`].
@@ -66,27 +61,25 @@ impl Table {
             let reason = format!("`{}` would hold f64, which this device does not compute in", spec.name);
             return Err(DeviceError::Failed { cmd: CMD, reason });
         }
-        let bytes = spec.bytes().next_multiple_of(ALIGNMENT);
-        let fits = |block: &Buffer<u8>| self.used + bytes <= block.span().len();
-        if !self.blocks.last().is_some_and(fits) {
-            let block = Buffer::poisoned(&self.context, bytes.max(BLOCK)).map_err(|error| {
-                let reason = format!("no {bytes} bytes for `{}`: {error}", spec.name);
+        let bytes = spec.bytes();
+        let slot = self.layout.next(bytes);
+        if let Some(size) = slot.fresh {
+            let block = Buffer::poisoned(&self.context, size).map_err(|error| {
+                let reason = format!("no {size} bytes for `{}`: {error}", spec.name);
                 DeviceError::Failed { cmd: CMD, reason }
             })?;
             self.blocks.push(block);
-            self.used = 0;
         }
-        let whole = self.blocks.last().map(Buffer::span);
-        let span = whole.and_then(|block| block.part(self.used..self.used + spec.bytes()));
+        let span = self.blocks.get(slot.block).and_then(|block| block.span().part(slot.at..slot.at + bytes));
         let span = span.ok_or(DeviceError::Failed { cmd: CMD, reason: "a buffer does not lie in its block".into() })?;
-        self.used += bytes;
+        self.layout.take(slot, bytes);
         self.entries.push((spec, span));
         Ok(Buf((self.entries.len() - 1) as u32))
     }
 
-    /// Bytes that were taken from the GPU.
-    pub(super) fn bytes(&self) -> usize {
-        self.blocks.iter().map(|block| block.span().len()).sum()
+    /// Where buffers lie.
+    pub(super) const fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     pub(super) fn spec(&self, buf: Buf) -> Result<&BufSpec> {

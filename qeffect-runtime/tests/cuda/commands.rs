@@ -312,12 +312,13 @@ fn norms_and_their_gradients_are_near() {
 #[test]
 fn attention_and_its_gradient_are_near() {
     let Some(mut pair) = Pair::new() else { return };
-    for (length, heads, head_dim) in [(16, 4, 16), (70, 2, 32), (128, 2, 64)] {
-        let shape = AttentionShape { sequences: 2, length, heads, kv_heads: heads, head_dim };
+    let shapes = [(16, 4, 4, 16), (70, 2, 2, 32), (128, 2, 2, 64), (16, 4, 2, 16), (70, 6, 2, 32), (65, 4, 1, 64)];
+    for (length, heads, kv_heads, head_dim) in shapes {
+        let shape = AttentionShape { sequences: 2, length, heads, kv_heads, head_dim };
         let (tokens, hidden) = (shape.tokens(), shape.hidden());
-        let (qkv, dout) = (pair.activation("qkv", tokens, 3 * hidden), pair.activation("dout", tokens, hidden));
+        let (qkv, dout) = (pair.activation("qkv", tokens, shape.width()), pair.activation("dout", tokens, hidden));
         let (out, dqkv) =
-            (pair.empty("out", Dtype::Bf16, tokens, hidden), pair.empty("dqkv", Dtype::Bf16, tokens, 3 * hidden));
+            (pair.empty("out", Dtype::Bf16, tokens, hidden), pair.empty("dqkv", Dtype::Bf16, tokens, shape.width()));
         let lse = pair.empty("lse", Dtype::F32, 2 * heads, length);
         pair.issue(Cmd::Attention { qkv, out, lse, shape });
         pair.issue(Cmd::AttentionGrad { qkv, lse, dout, dqkv, shape });

@@ -1,0 +1,115 @@
+//! What a session will take of a GPU, known before anything is allocated.
+
+use core::fmt;
+
+use qeffect_core::plan::Checked;
+
+use super::{Session, SessionConfig};
+use crate::capture::record::Entry;
+use crate::capture::{CaptureMode, joint};
+use crate::cuda::DryRun;
+use crate::device::{Device, SharedDevice};
+use crate::error::{Error, Result};
+use crate::stage::Stage;
+
+/// Bytes of device memory that all ranks of a session take of one GPU, without what the driver takes for itself, and
+/// without evaluations, whose logits have buffers of their own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Footprint {
+    /// Parameters, weight caches, gradients, moments, scales and histories, tokens.
+    pub state: usize,
+    /// Activations, tapes and works.
+    pub activations: usize,
+    /// What messages between ranks lie in.
+    pub messages: usize,
+    /// Workspaces of lanes, and the unused rest of allocations.
+    pub device: usize,
+}
+
+impl Footprint {
+    /// All of it.
+    pub const fn bytes(&self) -> usize {
+        self.state + self.activations + self.messages + self.device
+    }
+
+    /// Refuses what does not fit.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] with the whole table, if fewer bytes are free.
+    pub fn fits(&self, free: usize) -> Result<()> {
+        if self.bytes() <= free {
+            return Ok(());
+        }
+        Err(Error::Config(format!("the run does not fit into {} of free device memory\n{self}", Size(free))))
+    }
+}
+
+struct Size(usize);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} MB", self.0 as f64 / 1e6)
+    }
+}
+
+impl fmt::Display for Footprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = [
+            ("parameters, gradients, optimizer", self.state),
+            ("activations, tapes, works", self.activations),
+            ("messages", self.messages),
+            ("workspaces of the device", self.device),
+        ];
+        rows.into_iter().try_for_each(|(name, bytes)| writeln!(f, "{name:<34}{:>14}", Size(bytes).to_string()))?;
+        write!(f, "{:<34}{:>14}", "together", Size(self.bytes()).to_string())
+    }
+}
+
+impl<S> Session<S>
+where
+    S: Stage + Send + 'static,
+    S::Tape: Send,
+    S::Work: Send,
+{
+    /// What [`Session::on_one_device`] will take of a GPU. One step is written down over buffers that are only counted.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::new`].
+    pub fn footprint(checked: Checked, stages: Vec<S>, config: SessionConfig) -> Result<Footprint> {
+        let dry = DryRun::new();
+        let mut device = SharedDevice::new(Box::new(dry.clone()));
+        let handle = device.clone();
+        let session = Session::ranks(checked, stages, config, move |_| Ok(Box::new(handle.clone())))?;
+        let state = dry.held();
+        let traces = session.traces()?;
+        let activations = dry.held() - state;
+        let cmds = match config.capture {
+            CaptureMode::Step => joint::merge(&mut device, traces)?,
+            _ => {
+                let entries = traces.into_iter().flat_map(|trace| trace.parts).flat_map(|part| part.entries);
+                entries.filter_map(|entry| if let Entry::Cmd(cmd) = entry { Some(cmd) } else { None }).collect()
+            }
+        };
+        device.instantiate(cmds)?;
+        let messages = dry.held() - state - activations;
+        Ok(Footprint { state, activations, messages, device: dry.beside() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_table() {
+        let footprint = Footprint { state: 7_000_000, activations: 2_000_000, messages: 500_000, device: 1_000_000 };
+        assert!(footprint.fits(10_500_000).is_ok());
+        let error = footprint.fits(10_499_999).unwrap_err().to_string();
+        let lines: Vec<&str> = error.lines().collect();
+        assert_eq!(lines[0], "the run does not fit into 10.5 MB of free device memory");
+        assert_eq!(lines[1], "parameters, gradients, optimizer          7.0 MB");
+        assert_eq!(lines[5], "together                                 10.5 MB");
+    }
+}
