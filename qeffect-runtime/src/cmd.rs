@@ -108,6 +108,15 @@ pub struct DropoutKey {
     pub microbatch: u64,
 }
 
+/// What the tag of a slot says beside the step.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SlotTag {
+    /// Stage and microbatch of the F that filled it: one in the upper half, the other in the lower one.
+    pub key: u64,
+    /// How many had filled it before in the step, and this one.
+    pub generation: u64,
+}
+
 /// A command.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
@@ -570,6 +579,29 @@ pub enum Cmd {
     },
     /// Several commands in one pass.
     Fused(Box<Fused>),
+    /// `tag = [step, key, generation]`: marks a slot with what lies in it.
+    WriteTag {
+        /// u64, three elements.
+        tag: Buf,
+        /// u64, one element: the attempt number of the step.
+        step: Buf,
+        /// The rest of it.
+        value: SlotTag,
+    },
+    /// Compares the mark of a slot with `[step, expected]`. A difference raises the flag, and the first one, where the report
+    /// begins with 0, is kept there: 1, the tag expected, the tag found.
+    CheckTag {
+        /// u64, three elements.
+        tag: Buf,
+        /// u64, one element.
+        step: Buf,
+        /// What should lie there.
+        expected: SlotTag,
+        /// u32, one element.
+        flag: Buf,
+        /// u64, seven elements.
+        report: Buf,
+    },
     /// Sets the flag, and never clears it, if an element of `src` is infinite or NaN.
     CheckFinite {
         /// f32 or f64.
@@ -619,6 +651,8 @@ impl Cmd {
             Cmd::Advance { .. } => "advance",
             Cmd::CopyIf { .. } => "copy_if",
             Cmd::Fused(fused) => fused.name(),
+            Cmd::WriteTag { .. } => "write_tag",
+            Cmd::CheckTag { .. } => "check_tag",
             Cmd::CheckFinite { .. } => "check_finite",
         }
     }

@@ -8,7 +8,7 @@ use qeffect_core::code::Code;
 use qeffect_core::execute::{Execute, Mode, Port};
 use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_core::ledger::{Action, Rolls, Site, Verdict};
-use qeffect_core::plan::{Direction, Op, Plan};
+use qeffect_core::plan::{Direction, Node, Op, Plan};
 use qeffect_core::token::{Bwd, Fwd, Token};
 
 use crate::act::Act;
@@ -127,6 +127,32 @@ impl<S: Stage> Executor<'_, '_, S> {
         Ok(())
     }
 
+    /// The slot that F of a stage and microbatch leaves its tape in.
+    fn slot(&self, at: Site) -> Result<u32> {
+        let forward =
+            |node: &&Node| (node.op, node.stage, node.microbatch) == (Op::Forward, at.stage(), at.microbatch());
+        let missing = || Error::Config(format!("the plan has no F({}, {})", at.stage(), at.microbatch()));
+        self.plan.nodes.iter().find(forward).map(|node| node.slot).ok_or_else(missing)
+    }
+
+    /// F has left its tape in its slot.
+    fn write_tag(&mut self, at: Site) -> Result<()> {
+        if !self.shard.is_tagged() {
+            return Ok(());
+        }
+        let slot = self.slot(at)?;
+        self.shard.write_tag(slot, at.stage(), at.microbatch())
+    }
+
+    /// R, I or W is about to read what F left there.
+    fn check_tag(&mut self, at: Site) -> Result<()> {
+        if !self.shard.is_tagged() {
+            return Ok(());
+        }
+        let slot = self.slot(at)?;
+        self.shard.check_tag(slot, at.stage(), at.microbatch())
+    }
+
     /// Names what follows in a trace.
     fn enter(&mut self, action: Action) {
         self.shard.recorder().enter(action);
@@ -137,6 +163,7 @@ impl<S: Stage> Executor<'_, '_, S> {
     }
 
     fn run_input_grad(&mut self, at: Site, tape: S::Tape, token: Token<Bwd>) -> Result<(S::Work, Token<Bwd>)> {
+        self.check_tag(at)?;
         let parcel = self.take(Direction::Backward, at)?;
         let dy = parcel.as_ref().map(|(_, parcel)| parcel.act);
         let (dx, work, token) = self.shard.input_grad(at.stage(), at.microbatch(), dy, tape, token)?;
@@ -176,6 +203,7 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
             let (y, tape, token) = self.shard.forward(stage, microbatch, x, token)?;
             (y, StageTape::Whole(tape), token)
         };
+        self.write_tag(at)?;
         self.consumed(parcel)?;
         self.deliver(Direction::Forward, at, y)?;
         Ok((tape, token))
@@ -200,6 +228,7 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
 
     fn recompute(&mut self, at: Site, tape: Self::Tape) -> Result<Self::Tape> {
         self.enter_compute(Op::Recompute, at);
+        self.check_tag(at)?;
         let tape = self.shard.recompute(at.stage(), at.microbatch(), tape.seed()?)?;
         Ok(StageTape::Whole(tape))
     }
@@ -214,6 +243,7 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
             self.enter_compute(Op::WeightGrad, *at);
         }
         for (at, work) in works {
+            self.check_tag(at)?;
             self.shard.weight_grad(at.stage(), at.microbatch(), work)?;
         }
         Ok(())

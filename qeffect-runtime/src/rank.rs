@@ -20,7 +20,7 @@ use crate::executor::{Executor, Mail, Outlet};
 use crate::optim::{self, Measured};
 use crate::pool::KeptBytes;
 use crate::recompute::{Recomputed, StageTape};
-use crate::shard::Shard;
+use crate::shard::{Mismatch, Shard};
 use crate::stage::Stage;
 use crate::timed::{Clock, Idle, Timed};
 use crate::transport::local::Fabric;
@@ -113,6 +113,8 @@ pub(crate) struct RankReport {
     pub kept: Vec<(StageId, KeptBytes)>,
     /// Ranks that met a value that is not finite.
     pub raised: Vec<Rank>,
+    /// A slot whose tag was another one than expected.
+    pub mismatch: Option<Mismatch>,
     /// Lists of commands that the step launched.
     pub launches: usize,
     /// What was done and when, if that was asked for.
@@ -134,6 +136,11 @@ impl<S: Stage> RankState<S> {
         }
         let (held, mail) = (Held::default(), Mail::default());
         Ok(RankState { rank, shard, ledger, held, mail, captured: None, broken: None })
+    }
+
+    /// From now on, and before any capture: slots carry tags that the device checks.
+    pub fn verify(&mut self) -> Result<()> {
+        self.shard.tag_slots(self.ledger.pool().len())
     }
 
     /// Weight versions of the rank's stages.
@@ -325,11 +332,28 @@ impl<S: Stage> RankState<S> {
             Some(Verdict::Skip) => self.shard.raised()?,
             _ => Vec::new(),
         };
+        let mismatch = match outcome.verdict {
+            Some(Verdict::Skip) => self.shard.mismatch()?,
+            _ => None,
+        };
         let norm = after.verdict.map_or(f64::NAN, |verdict| verdict.norm);
         let (bytes, arena_bytes) = (self.shard.pool().peak(), self.shard.arena_bytes());
         let kept = self.shard.kept_bytes();
         let (logits, spans) = (after.logits, Vec::new());
-        Ok(RankReport { outcome, busy, norm, losses, logits, bytes, arena_bytes, kept, raised, launches, spans })
+        Ok(RankReport {
+            outcome,
+            busy,
+            norm,
+            losses,
+            logits,
+            bytes,
+            arena_bytes,
+            kept,
+            raised,
+            mismatch,
+            launches,
+            spans,
+        })
     }
 }
 

@@ -31,7 +31,7 @@ use crate::device::{Device, GraphId, SharedDevice};
 use crate::error::{Error, Result};
 use crate::optim::NormPlan;
 use crate::rank::{Pass, RankReport, RankState, Route};
-use crate::shard::{Named, Shard, ShardConfig};
+use crate::shard::{Mismatch, Named, Shard, ShardConfig};
 use crate::stage::Stage;
 use crate::transport::local::{EdgeSpec, Fabric};
 use crate::wire::message_shape;
@@ -195,7 +195,11 @@ where
             let rank = Rank(rank as u32);
             let shard_config = ShardConfig { rank: rank.0, ..shard_config.clone() };
             let shard = Shard::new(device(rank)?, stages, shard_config)?;
-            workers.push(Worker::new(format!("rank {rank}"), RankState::new(rank, shard, &route.bound)?)?);
+            let mut state = RankState::new(rank, shard, &route.bound)?;
+            if config.verify {
+                state.verify()?;
+            }
+            workers.push(Worker::new(format!("rank {rank}"), state)?);
         }
         Ok(Session { workers, route, recipe, config, commits: 0, joint: None, broken: None })
     }
@@ -251,7 +255,12 @@ where
         let losses: Vec<f64> = reports.iter().flat_map(|report| report.losses.iter().copied()).collect();
         self.commits = first.outcome.epoch;
         let skipped = first.outcome.verdict == Some(Verdict::Skip);
+        let mismatches: Vec<Mismatch> = reports.iter().filter_map(|report| report.mismatch).collect();
         if skipped && self.config.on_nonfinite == OnNonFinite::Stop {
+            if let Some(mismatch) = mismatches.first() {
+                let message = format!("step {}: {mismatch}; nothing has changed", first.outcome.step);
+                return Err(Error::Contract { code: Code::KeyMismatch, message });
+            }
             let (step, what) = (first.outcome.step, not_finite(&losses, first));
             return Err(Error::NotFinite { step, what });
         }
@@ -267,6 +276,7 @@ where
             learning_rate,
             tokens: losses.len() * self.config.tokens,
             skipped,
+            mismatches,
             wall,
             busy: reports.iter().map(|report| report.busy).collect(),
             peaks: reports.iter().map(|report| report.outcome.peaks).collect(),

@@ -9,6 +9,7 @@
 
 mod agree;
 mod recording;
+mod tags;
 
 use std::collections::BTreeMap;
 
@@ -41,6 +42,7 @@ use crate::stage::{Init, ParamId, Retained, Role, Stage, StageSpec};
 use crate::state::{Bank, StageState, WorkingBufs};
 
 pub(crate) use agree::Exchange;
+pub use tags::{Mismatch, REPORT_WORDS, TAG_WORDS};
 
 /// What a run fixes for all its ranks.
 #[derive(Clone, Debug)]
@@ -92,6 +94,7 @@ pub struct Shard<S> {
     recipe: Recipe,
     config: ShardConfig,
     attempts: u64,
+    tags: Option<tags::Tags>,
 }
 
 /// Values of a buffer that is saved or compared: type, shape, bytes.
@@ -165,6 +168,7 @@ impl<S: Stage> Shard<S> {
             recipe,
             config,
             attempts: 0,
+            tags: None,
         };
         shard.upload_reals(shard.optim.table, &shard.config.optim.table())?;
         shard.device.issue(&Cmd::Fill { dst: shard.optim.counter, value: 0.0 })?;
@@ -279,6 +283,7 @@ impl<S: Stage> Shard<S> {
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.pool.quiescent()?;
         self.device.issue(&Cmd::Fill { dst: self.run.flag, value: 0.0 })?;
+        self.clear_tags()?;
         for part in &mut self.parts {
             part.grads.begin_step();
             part.state.save_cells(&mut self.device)?;

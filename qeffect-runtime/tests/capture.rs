@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use common::batch;
+use qeffect_core::code::Code;
 use qeffect_core::dtype::Dtype;
 use qeffect_core::plan::Checked;
 use qeffect_runtime::capture::CaptureMode;
@@ -84,6 +85,7 @@ fn output(cmd: &Cmd) -> Option<Buf> {
         Cmd::LayerNormGrad { dx, .. } | Cmd::GeluGrad { dx, .. } => Some(*dx),
         Cmd::AttentionGrad { dqkv, .. } => Some(*dqkv),
         Cmd::CrossEntropy { lse, .. } => Some(*lse),
+        Cmd::WriteTag { tag, .. } => Some(*tag),
         Cmd::CrossEntropyGrad { dlogits, .. } => Some(*dlogits),
         _ => None,
     }
@@ -117,6 +119,7 @@ impl Device for Watched {
         match spec.dtype {
             Dtype::Bf16 => bytes[..2].copy_from_slice(&[0xC0, 0x7F]),
             Dtype::F32 => bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes()),
+            Dtype::U64 => bytes[8] ^= 1, // the microbatch of a tag
             dtype => panic!("{} writes {dtype}", cmd.name()),
         }
         self.device.write(buf, &bytes)
@@ -169,7 +172,7 @@ fn session(
 ) -> (Session<GptStage>, Vec<Arc<Mutex<Watch>>>) {
     let config = model();
     let stages = config.stages(blocks).unwrap();
-    let session_config = SessionConfig { on_nonfinite, ..SessionConfig::new(OPTIM, config.tokens()) };
+    let session_config = SessionConfig { on_nonfinite, verify: true, ..SessionConfig::new(OPTIM, config.tokens()) };
     let watches: Vec<Arc<Mutex<Watch>>> = match how {
         How::PerRank(_) => (0..checked.schedule.ranks).map(|_| Arc::default()).collect(),
         How::OneDevice => vec![Arc::default()],
@@ -276,14 +279,22 @@ fn a_nan_anywhere_changes_nothing(checked: &Checked, blocks: &[usize], kinds: &[
                 watch.lock().unwrap().arm(Some(target));
                 let report = skips.step(batch(&config, 2, 4)).unwrap();
                 assert!(report.skipped, "{what}");
+                let tags: Vec<String> = report.mismatches.iter().map(ToString::to_string).collect();
+                match seen[at][target] {
+                    "write_tag" => assert!(tags.len() == 1 && tags[0].starts_with("a slot holds stage "), "{tags:?}"),
+                    _ => assert!(tags.is_empty(), "{what}: {tags:?}"),
+                }
                 assert_eq!((report.step, report.epoch), (attempts, 2), "{what}");
                 assert!(state(skips.snapshot().unwrap()) == before, "{what}");
                 attempts += 1;
                 if attempts % 8 == 0 {
                     stop_watches[at].lock().unwrap().arm(Some(target));
                     let error = stops.step(batch(&config, 2, 4)).unwrap_err();
-                    assert!(matches!(error, Error::NotFinite { .. }), "{what}: {error}");
-                    assert!(error.to_string().contains("is not finite; nothing has changed"), "{error}");
+                    match seen[at][target] {
+                        "write_tag" => assert_eq!(error.code(), Some(Code::KeyMismatch), "{what}: {error}"),
+                        _ => assert!(matches!(error, Error::NotFinite { .. }), "{what}: {error}"),
+                    }
+                    assert!(error.to_string().contains("; nothing has changed"), "{error}");
                     assert!(state(stops.snapshot().unwrap()) == before, "{what}");
                     stop_watches[at].lock().unwrap().arm(None);
                 }
@@ -325,6 +336,7 @@ const KINDS: &[&str] = &[
     "column_sums",
     "roll",
     "sum_slots",
+    "write_tag",
 ];
 
 #[test]

@@ -219,6 +219,8 @@ impl Cmd {
             }
             Cmd::Advance { counter, unless } => t.update([*counter]).read([*unless]),
             Cmd::CopyIf { flag, src, dst } => t.read([*flag, *src]).update([*dst]),
+            Cmd::WriteTag { tag, step, .. } => t.read([*step]).write([*tag]),
+            Cmd::CheckTag { tag, step, flag, report, .. } => t.read([*tag, *step]).fold([*flag]).update([*report]),
             Cmd::CheckFinite { src, flag } => t.read([*src]).fold([*flag]),
         };
         t.0

@@ -101,6 +101,8 @@ pub(super) fn run(table: &mut Table, workspace: &mut Workspace, cmd: &Cmd) -> Re
         },
         Cmd::CopyRange { .. } => run.copy_range(),
         Cmd::Fused(fused) => fused::run(run.table, run.workspace, fused),
+        Cmd::WriteTag { .. } => run.write_tag(),
+        Cmd::CheckTag { .. } => run.check_tag(),
         Cmd::CheckFinite { src, .. } => by_master!(run, *src, check_finite),
         Cmd::Convert { src, dst } => run.convert(*src, *dst),
         Cmd::Gemm { out, .. } => match run.dtype(*out)? {

@@ -15,13 +15,14 @@ use qeffect_kernels::launch::embedding::RotaryShape;
 use qeffect_kernels::launch::norm::{Normal, Statistics};
 use qeffect_kernels::launch::optimizer::{AdamW, Parameter, Settled};
 use qeffect_kernels::launch::scale::Spread;
+use qeffect_kernels::launch::step::Tag;
 use qeffect_kernels::{CudaStream, Kernels, Span, memory};
 
 use super::failed;
 use super::product::{Gemm, Group};
 use super::scratch::Scratch;
 use super::table::{Stored, Table};
-use crate::cmd::{AttentionShape, Beside, Cmd, Scalar};
+use crate::cmd::{AttentionShape, Beside, Cmd, Scalar, SlotTag};
 use crate::device::{Buf, DeviceError};
 use crate::kernels::optimizer::norm_pieces;
 
@@ -275,6 +276,17 @@ impl Lane<'_> {
             Cmd::Advance { counter, unless } => {
                 let unless = Some(t.scalar(name, first(*unless))?);
                 k.advance(stream, t.scalar(name, first(*counter))?, unless).map_err(failed)
+            }
+            Cmd::WriteTag { tag, step, value } => {
+                let SlotTag { key, generation } = *value;
+                let value = Tag { key, generation };
+                k.write_tag(stream, t.get(name, *tag)?, t.scalar(name, first(*step))?, value).map_err(failed)
+            }
+            Cmd::CheckTag { tag, step, expected, flag, report } => {
+                let SlotTag { key, generation } = *expected;
+                let expected = Tag { key, generation };
+                let (step, flag) = (t.scalar(name, first(*step))?, t.scalar(name, first(*flag))?);
+                k.check_tag(stream, t.get(name, *tag)?, step, expected, flag, t.get(name, *report)?).map_err(failed)
             }
             Cmd::CheckFinite { src, flag } => {
                 k.check_finite(stream, t.get(name, *src)?, t.scalar(name, first(*flag))?).map_err(failed)

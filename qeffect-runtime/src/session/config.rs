@@ -25,6 +25,8 @@ pub struct SessionConfig {
     pub capture: CaptureMode,
     /// What follows a step that met a value that is not finite.
     pub on_nonfinite: OnNonFinite,
+    /// Tag the slots of tapes, and have the device compare the tags: what differs makes a step bad. Off, it costs nothing.
+    pub verify: bool,
 }
 
 /// What follows a step that met a value that is not finite. In either case it has changed nothing but the step counter.
@@ -73,6 +75,7 @@ impl SessionConfig {
             allow_order_dependent: false,
             capture: CaptureMode::Step,
             on_nonfinite: OnNonFinite::Skip,
+            verify: false,
         }
     }
 }

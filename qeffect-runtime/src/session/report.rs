@@ -7,6 +7,7 @@ use qeffect_core::plan::Peaks;
 
 use crate::pool::KeptBytes;
 use crate::rank::RankReport;
+use crate::shard::Mismatch;
 
 /// One training step.
 #[derive(Clone, PartialEq, Debug)]
@@ -27,6 +28,8 @@ pub struct StepReport {
     pub tokens: usize,
     /// Whether a value was not finite, and the step therefore changed nothing.
     pub skipped: bool,
+    /// Slots whose tags were others than expected, where a session verifies them: the first one of every rank.
+    pub mismatches: Vec<Mismatch>,
     /// How long the step took.
     pub wall: Duration,
     /// Per rank, time in its actions, without waiting.

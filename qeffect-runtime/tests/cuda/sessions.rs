@@ -246,6 +246,7 @@ fn output(cmd: &Cmd) -> Option<Buf> {
         Cmd::LayerNormGrad { dx, .. } | Cmd::GeluGrad { dx, .. } => Some(*dx),
         Cmd::AttentionGrad { dqkv, .. } => Some(*dqkv),
         Cmd::CrossEntropy { lse, .. } => Some(*lse),
+        Cmd::WriteTag { tag, .. } => Some(*tag),
         Cmd::CrossEntropyGrad { dlogits, .. } => Some(*dlogits),
         _ => None,
     }
@@ -374,6 +375,7 @@ const KINDS: &[&str] = &[
     "column_sums",
     "roll",
     "sum_slots",
+    "write_tag",
 ];
 
 #[test]
@@ -399,6 +401,7 @@ fn a_nan_anywhere_changes_nothing_under_stop_and_skip() {
                 gradients,
                 capture,
                 on_nonfinite: policy,
+                verify: true,
                 ..SessionConfig::new(OPTIM, config.tokens())
             };
             let mut session = Session::on_one_device(checked.clone(), stages, session_config, device).unwrap();
@@ -418,6 +421,10 @@ fn a_nan_anywhere_changes_nothing_under_stop_and_skip() {
                 sites.lock().unwrap().arm(Some(kind));
                 match (session.step(batch(&config, 2, MICROBATCHES)), policy) {
                     (Ok(report), OnNonFinite::Skip) => assert!(report.skipped && report.epoch == 2, "{what}"),
+                    (Err(error), OnNonFinite::Stop) if kind == "write_tag" => {
+                        assert_eq!(error.code(), Some(Code::KeyMismatch), "{what}: {error}");
+                        assert!(error.to_string().contains("not stage 0, microbatch 0 of step"), "{error}");
+                    }
                     (Err(Error::NotFinite { .. }), OnNonFinite::Stop) => {}
                     (other, _) => panic!("{what}: {other:?}"),
                 }

@@ -66,6 +66,45 @@ impl Run<'_> {
         })
     }
 
+    /// A buffer of that many u64.
+    fn words<const N: usize>(&self, buf: Buf) -> Result<[u64; N]> {
+        let words = self.table.get::<u64>(self.name, buf)?;
+        words.try_into().map_err(|_| self.table.short(self.name, buf, N))
+    }
+
+    pub(super) fn write_tag(&mut self) -> Result {
+        fields!(self, WriteTag { tag, step, value });
+        let [step] = self.words(*step)?;
+        let _: [u64; 3] = self.words(*tag)?; // it is that long
+        self.table.write(self.name, [*tag], |table, [data]| {
+            table.out::<u64>(self.name, *tag, data)?.copy_from_slice(&[step, value.key, value.generation]);
+            Ok(())
+        })
+    }
+
+    pub(super) fn check_tag(&mut self) -> Result {
+        fields!(self, CheckTag { tag, step, expected, flag, report });
+        let [step] = self.words(*step)?;
+        let expected = [step, expected.key, expected.generation];
+        let found: [u64; 3] = self.words(*tag)?;
+        let before: [u64; 7] = self.words(*report)?;
+        let flag = self.table.scalar_mut::<u32>(self.name, first(*flag))?;
+        if found == expected {
+            return Ok(());
+        }
+        *flag |= 2;
+        if before[0] != 0 {
+            return Ok(());
+        }
+        self.table.write(self.name, [*report], |table, [data]| {
+            let report = table.out::<u64>(self.name, *report, data)?;
+            report[0] = 1;
+            report[1..4].copy_from_slice(&expected);
+            report[4..].copy_from_slice(&found);
+            Ok(())
+        })
+    }
+
     pub(super) fn check_finite<A: Master>(&mut self) -> Result {
         fields!(self, CheckFinite { src, flag });
         let raised = self.table.get::<A>(self.name, *src)?.iter().any(|x| !x.finite());
