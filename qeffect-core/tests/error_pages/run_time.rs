@@ -1,8 +1,10 @@
 //! Makes each fault that only a running program has, and returns what is said of it.
 
+use qeffect_core::arena::{ArenaError, Declared, Destination, GradArena, Places};
 use qeffect_core::bind::{Gradients, RunFacts, bind};
 use qeffect_core::check::{Options, check};
 use qeffect_core::code::Code;
+use qeffect_core::dtype::Dtype;
 use qeffect_core::ids::{Microbatch, Rank, Stage};
 use qeffect_core::lang;
 use qeffect_core::ledger::{Ledger, LedgerError, Rolls, StageContract};
@@ -16,7 +18,8 @@ const STAGE: Stage = Stage(0);
 pub fn messages() -> Vec<(Code, String)> {
     let ledger = [stale_reference(), foreign_reference(), token(), not_quiescent(), no_slot(), incomplete()];
     let ledger = ledger.into_iter().map(|error| (error.code, format!("{error}\n")));
-    ledger.chain(binds()).collect()
+    let arena = arena().into_iter().map(|error| (error.code, format!("{error}\n")));
+    ledger.chain(arena).chain(binds()).collect()
 }
 
 /// A rank with one stage and two microbatches, in its first step.
@@ -77,6 +80,22 @@ fn incomplete() -> LedgerError {
     let (pending, token) = ledger.begin_full_backward(STAGE, Microbatch(0), tape).unwrap();
     pending.finish(token.rolled()).unwrap();
     ledger.begin_agree(|_| Rolls { forward: 1, backward: 1 }).unwrap_err()
+}
+
+/// What an arena of two gradients says: one at the place of the other, one that has moved, and one whose write stopped.
+fn arena() -> [ArenaError; 3] {
+    let declared =
+        |name: &str| Declared { name: name.into(), dtype: Dtype::F32, rows: 4, cols: 8, places: Places::PerMicrobatch };
+    let at = |offset| Destination { device: 0, buffer: 3, offset, dtype: Dtype::F32, rows: 4, cols: 8 };
+    let mut arena = GradArena::new(0, 1, [declared("blocks.0.qkv.weight"), declared("blocks.0.out.weight")]);
+    arena.bind(0, 0, at(0)).unwrap();
+    let shared = arena.bind(1, 0, at(64)).unwrap_err();
+    arena.bind(1, 0, at(128)).unwrap();
+    let write = arena.begin(1, 0).unwrap();
+    let moved = arena.finish(write, &at(256)).unwrap_err();
+    let write = arena.begin(0, 0).unwrap();
+    arena.abort(write);
+    [shared, moved, arena.complete(0).unwrap_err()]
 }
 
 const FACTS: RunFacts = RunFacts {
