@@ -195,7 +195,8 @@ impl History {
         self.bytes.clone_from(&report.bytes);
         self.arena_bytes.clone_from(&report.arena_bytes);
         self.kept.clone_from(&report.kept);
-        (self.graphs, self.launches) = (report.graphs, report.launches);
+        // A measured step may launch none of what was captured.
+        (self.graphs, self.launches) = (self.graphs, self.launches).max((report.graphs, report.launches));
     }
 
     fn tokens_per_second(&self) -> f64 {
