@@ -31,15 +31,43 @@ pub fn below(word: u64, bound: u64) -> u64 {
     ((u128::from(word) * u128::from(bound)) >> 64) as u64
 }
 
-/// Standard normal number `index` of the stream `(seed, name)`.
+/// Standard normal numbers `2 · pair` and `2 · pair + 1` of the stream `(seed, name)`.
 ///
 /// Box-Muller in f64 with the elementary functions of the crate `libm`, which are the same on every platform.
-pub fn normal(seed: u64, stream: u64, index: u64) -> f64 {
-    let pair = index / 2;
+fn normal_pair(seed: u64, stream: u64, pair: u64) -> [f64; 2] {
     let (u, v) = (uniform(draw(&[seed, stream, pair, 0])), uniform(draw(&[seed, stream, pair, 1])));
     let radius = (-2.0 * libm::log(1.0 - u)).sqrt();
     let angle = TAU * v;
-    radius * if index.is_multiple_of(2) { libm::cos(angle) } else { libm::sin(angle) }
+    [radius * libm::cos(angle), radius * libm::sin(angle)]
+}
+
+/// Standard normal number `index` of the stream `(seed, name)`.
+pub fn normal(seed: u64, stream: u64, index: u64) -> f64 {
+    normal_pair(seed, stream, index / 2)[(index % 2) as usize]
+}
+
+/// The first `len` normal numbers of a stream, of this standard deviation; by as many threads as there are cores.
+pub fn normals(seed: u64, stream: u64, deviation: f64, len: usize) -> Vec<f64> {
+    const SMALLEST: usize = 1 << 16; // less is not worth a thread
+    let mut values = vec![0.0; len];
+    let fill = |first: usize, part: &mut [f64]| {
+        for (at, pair) in part.chunks_mut(2).enumerate() {
+            let normal = normal_pair(seed, stream, (first / 2 + at) as u64);
+            pair.iter_mut().zip(normal).for_each(|(value, normal)| *value = deviation * normal);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(len.div_ceil(SMALLEST));
+    if threads <= 1 {
+        fill(0, &mut values);
+        return values;
+    }
+    let each = len.div_ceil(threads).next_multiple_of(2);
+    std::thread::scope(|scope| {
+        for (at, part) in values.chunks_mut(each).enumerate() {
+            scope.spawn(move || fill(at * each, part));
+        }
+    });
+    values
 }
 
 #[cfg(test)]
@@ -61,6 +89,15 @@ mod tests {
         assert!((inside - 0.682_689).abs() < error);
         let lag: f64 = x.windows(2).map(|w| w[0] * w[1]).sum::<f64>() / n as f64;
         assert!(lag.abs() < error);
+    }
+
+    #[test]
+    fn threads_decide_no_bit() {
+        for len in [0, 1, 7, (1 << 18) + 3] {
+            let many: Vec<u64> = normals(3, name("wte"), 0.5, len).into_iter().map(f64::to_bits).collect();
+            let one = (0..len as u64).map(|i| (0.5 * normal(3, name("wte"), i)).to_bits());
+            assert!(one.eq(many.iter().copied()), "{len}");
+        }
     }
 
     #[test]

@@ -209,9 +209,7 @@ impl<S: Stage> Shard<S> {
                 let values: Vec<f64> = match spec.init {
                     Init::Zeros => vec![0.0; spec.elements()],
                     Init::Ones => vec![1.0; spec.elements()],
-                    Init::Normal(deviation) => {
-                        (0..spec.elements() as u64).map(|i| deviation * rng::normal(seed, stream, i)).collect()
-                    }
+                    Init::Normal(deviation) => rng::normals(seed, stream, deviation, spec.elements()),
                 };
                 let master = self.parts[part].state.params[index].master.buf;
                 self.upload_reals(master, &values)?;
