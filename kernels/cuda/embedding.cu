@@ -56,8 +56,9 @@ KERNEL(token_gradient, 128)
     }
 }
 
-// out[p] = Σ dy[p + s · length] over sequences s ascending. A block has a position.
-KERNEL(position_gradient, 128)(const u16* dy, float* out, int sequences, int length, int hidden) {
+// out[p] = Σ dy[p + s · length] over sequences s ascending. With `accumulate`, that sum is added to what `out` holds. A
+// block has a position.
+KERNEL(position_gradient, 128)(const u16* dy, float* out, int accumulate, int sequences, int length, int hidden) {
     const int position = blockIdx.x;
     const bool aligned = (hidden & 7) == 0;
     for (int at = threadIdx.x * 8; at < hidden; at += blockDim.x * 8) {
@@ -69,7 +70,14 @@ KERNEL(position_gradient, 128)(const u16* dy, float* out, int sequences, int len
 #pragma unroll
             for (int j = 0; j < 8; j++) sum[j] += v[j];
         }
-        store8(out + (i64)position * hidden + at, count, aligned, sum);
+        float* to = out + (i64)position * hidden + at;
+        if (accumulate) {
+            float before[8];
+            load8_own(to, count, aligned, before);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum[j] = before[j] + sum[j];
+        }
+        store8(to, count, aligned, sum);
     }
 }
 

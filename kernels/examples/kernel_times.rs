@@ -177,7 +177,15 @@ impl Bench {
         let rule = ScaleRule::new(Fp8::E4M3, 0, AmaxAlgo::Max);
         let (scales, history) = (self.zeros::<f32>(8)?, self.zeros::<f32>(8 * 16)?);
         self.time("roll of 8 cells, history 16", 1, LAUNCHES, |stream, set| {
-            k.roll_scales(stream, &rule, scales[set].span(), history[set].span(), None, None)
+            k.roll_scales(
+                stream,
+                &rule,
+                0..scales[set].span().len(),
+                scales[set].span(),
+                history[set].span(),
+                None,
+                None,
+            )
         })
     }
 

@@ -9,6 +9,7 @@
 //! quantised once keeps its history over the other microbatches of the step.
 
 use core::fmt;
+use core::ops::Range;
 
 use crate::fp8::{Fp8, power_of_two};
 use crate::recipe::AmaxAlgo;
@@ -83,14 +84,29 @@ impl ScaleRule {
     /// `history` holds `H` rows of `scale.len()` cells. `reduced` replaces the staging row where it
     /// is not zero: the maximum over data-parallel ranks.
     pub fn roll(&self, scale: &mut [f32], history: &mut [f32], reduced: Option<&[f32]>) -> Result<(), HistoryShape> {
+        self.roll_some(0..scale.len(), scale, history, reduced)
+    }
+
+    /// As [`ScaleRule::roll`], for some of the cells.
+    pub fn roll_some(
+        &self,
+        some: Range<usize>,
+        scale: &mut [f32],
+        history: &mut [f32],
+        reduced: Option<&[f32]>,
+    ) -> Result<(), HistoryShape> {
         let cells = scale.len();
         let entries = history.len();
-        if cells == 0 || entries == 0 || !entries.is_multiple_of(cells) || reduced.is_some_and(|row| row.len() != cells)
+        if cells == 0
+            || entries == 0
+            || !entries.is_multiple_of(cells)
+            || reduced.is_some_and(|row| row.len() != cells)
+            || some.end > cells
         {
             return Err(HistoryShape { cells, entries });
         }
         let length = entries / cells;
-        for cell in 0..cells {
+        for cell in some {
             let newest = match reduced {
                 Some(row) if row[cell] != 0.0 => row[cell],
                 _ => history[cell],

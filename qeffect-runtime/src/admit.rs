@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_named() {
         // Shapes of the GPT are multiples of 16 in FP8 already, so this device asks for more.
-        let gpu = Caps { fp8_needs_transposes: true, fp8_multiple: 48, bf16_only: true };
+        let gpu = Caps { fp8_needs_transposes: true, fp8_multiple: 48, bf16_only: true, fuses: true, parallel: true };
         let refused = |recipe, change: fn(&mut GptConfig)| verdict(gpu, recipe, change).unwrap_err().to_string();
         let fitting = |c: &mut GptConfig| {
             (c.vocab, c.hidden, c.ffn, c.seq, c.sequences) = (96, 48, 144, 48, 1);

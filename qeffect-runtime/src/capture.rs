@@ -9,6 +9,7 @@ pub(crate) mod joint;
 pub(crate) mod program;
 pub(crate) mod record;
 pub(crate) mod replay;
+pub(crate) mod split;
 
 use core::fmt;
 use core::str::FromStr;

@@ -6,6 +6,8 @@
 //! No command reads what its outputs held, unless it says so, and none may read a buffer that it writes. Matrices are
 //! row-major without gaps. "Activation" means the recipe's activation type, "master" the type of its master weights.
 
+use core::ops::Range;
+
 use qeffect_core::fp8::Fp8 as Format;
 use qeffect_core::scaling::ScaleRule;
 
@@ -228,12 +230,14 @@ pub enum Cmd {
         /// Set, and never cleared, if `src` holds an infinity or NaN: the cast clips the one and hides the other.
         flag: Option<Buf>,
     },
-    /// Rolls the cells whose staged amax is not zero (see `qeffect_core::scaling`), in place.
+    /// Rolls those of the given cells whose staged amax is not zero (see `qeffect_core::scaling`), in place.
     Roll {
         /// One scale per cell.
         scales: Buf,
         /// `[H, cells]`, row 0 staged.
         history: Buf,
+        /// Which cells; one that ends at `usize::MAX` goes to the last.
+        cells: Range<usize>,
         /// The rule of these cells.
         rule: ScaleRule,
         /// If this flag is set, nothing is done.
@@ -256,7 +260,8 @@ pub enum Cmd {
         /// Elements per token.
         cols: usize,
     },
-    /// Gradients of [`Cmd::Embed`]: rows are added in ascending order of t; untouched rows are zero.
+    /// Gradients of [`Cmd::Embed`]: rows are added in ascending order of t; untouched rows are zero, or left alone where
+    /// the sums are added to what is there.
     EmbedGrad {
         /// u32.
         tokens: Buf,
@@ -272,6 +277,8 @@ pub enum Cmd {
         seq: usize,
         /// Elements per token.
         cols: usize,
+        /// Whether the sums are added to what is there.
+        accumulate: bool,
     },
     /// `y = (x - mean) · rstd · gain + bias` per row.
     LayerNorm {

@@ -42,7 +42,7 @@ use table::Table;
 /// Lanes of a graph where nothing else is asked for.
 pub const LANES: usize = 4;
 
-const CAPS: Caps = Caps { fp8_needs_transposes: true, fp8_multiple: 16, bf16_only: true };
+const CAPS: Caps = Caps { fp8_needs_transposes: true, fp8_multiple: 16, bf16_only: true, fuses: true, parallel: true };
 
 fn failed(cmd: &'static str) -> impl Fn(KernelError) -> DeviceError + Copy {
     move |error| DeviceError::Failed { cmd, reason: error.to_string() }

@@ -249,6 +249,21 @@ impl Cx<'_> {
         x.release(self)
     }
 
+    /// Gradients that one command writes, told where they go and whether it adds to what is there. For parameters of kind
+    /// `Embedding`.
+    pub fn add_gradients(&mut self, dsts: Vec<GradDst>, cmd: impl FnOnce(&[Buf], bool) -> Cmd) -> Result<()> {
+        let bufs: Vec<Buf> = dsts.iter().map(|dst| dst.act.buf).collect();
+        let mut writes = Vec::with_capacity(dsts.len());
+        let mut adding = false;
+        for dst in &dsts {
+            let (write, adds) = self.grads.take(dst.param, self.microbatch)?;
+            adding |= adds; // the parameters of one command have the same writes behind them
+            writes.push((write, dst.act));
+        }
+        let result = self.device.issue(&cmd(&bufs, adding));
+        writes.into_iter().try_for_each(|(write, act)| self.grads.executed([write], &act, result.clone()))
+    }
+
     /// A member's share in the product of its group, which runs when the last member is here.
     fn group_product(&mut self, dst: GradDst, dy: Grouped, x: Grouped) -> Result<()> {
         let (write, accumulate) = self.grads.take(dst.param, self.microbatch)?;

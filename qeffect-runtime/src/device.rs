@@ -71,6 +71,11 @@ pub struct Caps {
     pub fp8_multiple: usize,
     /// Activations are bf16, with masters in f32, and nothing else.
     pub bf16_only: bool,
+    /// Fused commands cost less than their parts.
+    pub fuses: bool,
+    /// Commands of a list run in parallel as far as their effects allow: buffers are reused late, and what one command does
+    /// to independent cells is split.
+    pub parallel: bool,
 }
 
 /// A list of commands that a device has made ready, to be launched as one. It belongs to the device that made it.

@@ -5,8 +5,6 @@
 //! each ([`Cmd::effects`]). A value that nobody reads any more is not stored. Every buffer that is kept holds the same bits
 //! as before.
 
-use std::collections::BTreeSet;
-
 use crate::cmd::Cmd;
 use crate::cmd::effects::{Access, Mode};
 use crate::cmd::fused::{Codes, Fused, Outputs, Producer, Residual};
@@ -15,9 +13,9 @@ use crate::device::Buf;
 /// How many commands after a producer are looked through.
 const WINDOW: usize = 8;
 
-/// Fuses a list. `kept`: the buffers whose content matters after the list, or that somebody else reads meanwhile.
+/// Fuses a list. `kept`: whether a buffer's content matters after the list, or somebody else reads it meanwhile.
 /// `elements`: the size of a buffer.
-pub fn fuse(cmds: Vec<Cmd>, kept: &BTreeSet<Buf>, elements: &dyn Fn(Buf) -> Option<usize>) -> Vec<Cmd> {
+pub fn fuse(cmds: Vec<Cmd>, kept: &dyn Fn(Buf) -> bool, elements: &dyn Fn(Buf) -> Option<usize>) -> Vec<Cmd> {
     let touched = cmds.iter().map(|cmd| cmd.effects(elements)).collect();
     let cmds = cmds.into_iter().map(Some).collect();
     let mut list = List { cmds, taken: Vec::new(), touched, kept, elements };
@@ -37,7 +35,7 @@ struct List<'a> {
     /// What was taken, to be put back where it turns out not to fit.
     taken: Vec<(usize, Cmd)>,
     touched: Vec<Vec<Access>>,
-    kept: &'a BTreeSet<Buf>,
+    kept: &'a dyn Fn(Buf) -> bool,
     elements: &'a dyn Fn(Buf) -> Option<usize>,
 }
 
@@ -232,7 +230,7 @@ impl List<'_> {
         let later = (at + 1..self.cmds.len()).filter(|index| self.cmds[*index].is_some());
         match later.flat_map(|index| &self.touched[index]).find(|access| access.buf == buf) {
             Some(next) => next.mode == Mode::Write && next.is_whole(all),
-            None => !self.kept.contains(&buf),
+            None => !(self.kept)(buf),
         }
     }
 }

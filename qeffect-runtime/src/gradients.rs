@@ -6,7 +6,8 @@
 //! | direct | one sum | adds its product to the sum; the first one executed overwrites |
 //! | coalesced | one sum | of a group: one product over all its tokens, added likewise ([`groups`](crate::groups)) |
 //!
-//! Vectors and embeddings have a slot per microbatch in every placement. What was written is known to
+//! Embeddings are added in place where matrices are, each microbatch to the rows that it touches. Vectors have a slot per
+//! microbatch in every placement. What was written is known to
 //! the [`GradArena`] of the stage; which of an action's writes were executed is known when the action ends.
 
 use qeffect_core::arena::{Declared, Destination, GradArena, Places, Write};
@@ -29,10 +30,11 @@ pub struct GradDst {
 }
 
 impl GradDst {
-    /// The buffer, to write as a whole. For vectors and embeddings; matrices go through [`Cx::weight_product`], because some
-    /// placements add to what their buffer holds.
+    /// The buffer, to write as a whole. For vectors; matrices go through [`Cx::weight_product`] and embeddings through
+    /// [`Cx::add_gradients`], because some placements add to what their buffer holds.
     ///
     /// [`Cx::weight_product`]: crate::cx::Cx::weight_product
+    /// [`Cx::add_gradients`]: crate::cx::Cx::add_gradients
     pub const fn act(&self) -> Act {
         self.act
     }
@@ -41,7 +43,7 @@ impl GradDst {
 /// How many destinations a parameter has under a placement.
 pub(crate) fn places(kind: ParamKind, gradients: Gradients) -> Places {
     match (kind, gradients) {
-        (ParamKind::Matrix, Gradients::Direct | Gradients::Coalesced) => Places::One,
+        (ParamKind::Matrix | ParamKind::Embedding, Gradients::Direct | Gradients::Coalesced) => Places::One,
         _ => Places::PerMicrobatch,
     }
 }
@@ -158,7 +160,7 @@ impl Grads {
                     code: Code::ArenaMismatch,
                     message: format!(
                         "the gradient of `{path}` is a sum over microbatches, and its op did not add to it: a matrix is \
-                         written by `Cx::weight_product`, a parameter of kind `Embedding` as a whole"
+                         written by `Cx::weight_product`, a parameter of kind `Embedding` by `Cx::add_gradients`"
                     ),
                 });
             };

@@ -1,10 +1,10 @@
 //! Buffers that are leased and given back: activations, tapes and works.
 //!
 //! A lease is shared by count: the action that made a tensor holds one share, everything that retains it another one, so
-//! a tensor that two ops retain is stored once. Buffers are made when they are first needed and reused ever after; the
-//! free one with the lowest number is taken, so the same order of actions always gets the same buffers.
+//! a tensor that two ops retain is stored once. Buffers are made when they are first needed and reused ever after; which
+//! free one is taken follows from their numbers and order alone, so the same order of actions always gets the same buffers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, VecDeque};
 
 use qeffect_core::dtype::Dtype;
 use qeffect_core::ids::Stage;
@@ -55,10 +55,46 @@ struct Count {
     most: usize,
 }
 
+/// Which of several free buffers is leased.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Reuse {
+    /// The one with the lowest number: few buffers, which stay in the caches.
+    #[default]
+    Lowest,
+    /// The one that has been free for longest, and only while so many bytes of its kind are free: what is computed in
+    /// parallel lanes then seldom waits for a buffer.
+    Oldest {
+        /// Free bytes that are left alone, per type and size of tensor.
+        spare: usize,
+    },
+}
+
+impl Reuse {
+    /// At least this many buffers are spare where any are: tensors of logits would have none otherwise.
+    const FEWEST: usize = 2;
+    /// Small tensors need no more.
+    const MOST: usize = 32;
+
+    fn take(self, free: &mut VecDeque<Buf>, bytes: usize) -> Option<Buf> {
+        match self {
+            Reuse::Lowest => {
+                let (at, _) = free.iter().enumerate().min_by_key(|(_, buf)| **buf)?;
+                free.remove(at)
+            }
+            Reuse::Oldest { spare } => {
+                let spare = (spare / bytes.max(1)).clamp(Reuse::FEWEST, Reuse::MOST);
+                if free.len() > spare { free.pop_front() } else { None }
+            }
+        }
+    }
+}
+
 /// The pool of one rank.
 #[derive(Debug, Default)]
 pub struct Pool {
-    free: BTreeMap<(Dtype, usize), BTreeSet<Buf>>,
+    /// In the order in which they came back.
+    free: BTreeMap<(Dtype, usize), VecDeque<Buf>>,
+    reuse: Reuse,
     leases: BTreeMap<Buf, Lease>,
     /// Whether buffers that come back are poisoned, so that a late read shows.
     poison: bool,
@@ -69,14 +105,20 @@ pub struct Pool {
 
 impl Pool {
     /// An empty pool.
-    pub fn new(poison: bool) -> Pool {
-        Pool { poison, ..Pool::default() }
+    pub fn new(poison: bool, reuse: Reuse) -> Pool {
+        Pool { poison, reuse, ..Pool::default() }
+    }
+
+    /// Every buffer that was ever leased: none of them means anything between steps.
+    pub fn buffers(&self) -> impl Iterator<Item = Buf> {
+        self.free.values().flatten().chain(self.leases.keys()).copied()
     }
 
     /// Takes a buffer; its content is undefined.
     pub fn lease(&mut self, device: &mut dyn Device, dtype: Dtype, rows: usize, cols: usize) -> Result<Act> {
         let key = (dtype, rows * cols);
-        let buf = match self.free.get_mut(&key).and_then(BTreeSet::pop_first) {
+        let reuse = self.reuse;
+        let buf = match self.free.get_mut(&key).and_then(|free| reuse.take(free, key.1 * dtype.size())) {
             Some(buf) => buf,
             None => device.alloc(BufSpec::new(format!("{dtype}[{rows}, {cols}]"), dtype, rows, cols))?,
         };
@@ -94,7 +136,7 @@ impl Pool {
         if lease.shares == 0 {
             let (key, bytes, kept) = (lease.key, lease.bytes(), lease.kept);
             self.leases.remove(&act.buf);
-            self.free.entry(key).or_default().insert(act.buf);
+            self.free.entry(key).or_default().push_back(act.buf);
             self.bytes -= bytes;
             self.unmark(kept, bytes);
             if self.poison {
@@ -173,7 +215,7 @@ impl Pool {
     /// Takes everything back: an aborted step retains nothing.
     pub fn reset(&mut self, device: &mut dyn Device) -> Result<()> {
         for (buf, lease) in std::mem::take(&mut self.leases) {
-            self.free.entry(lease.key).or_default().insert(buf);
+            self.free.entry(lease.key).or_default().push_back(buf);
             if self.poison {
                 device.poison(buf)?;
             }
@@ -191,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_tensor_that_is_retained_twice_is_stored_once() {
-        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(true));
+        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(true, Reuse::Lowest));
         let act = pool.lease(&mut device, Dtype::F32, 2, 3).unwrap();
         let kept = [pool.keep(act).unwrap(), pool.keep(act).unwrap()];
         pool.free(&mut device, act).unwrap();
@@ -207,7 +249,7 @@ mod tests {
 
     #[test]
     fn kept_bytes_are_counted_by_stage_and_by_life() {
-        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(true));
+        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(true, Reuse::Lowest));
         let stage = Stage(3);
         let acts = [1, 2, 4].map(|rows| pool.lease(&mut device, Dtype::F32, rows, 4).unwrap());
         let layout = |acts: &[Act]| {
@@ -233,7 +275,7 @@ mod tests {
 
     #[test]
     fn buffers_come_back_poisoned_and_in_the_same_order() {
-        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(true));
+        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(true, Reuse::Lowest));
         let mut round = |pool: &mut Pool| {
             let a = pool.lease(&mut device, Dtype::F32, 1, 4).unwrap();
             let b = pool.lease(&mut device, Dtype::F32, 2, 2).unwrap();
@@ -250,8 +292,22 @@ mod tests {
     }
 
     #[test]
+    fn where_lanes_run_in_parallel_a_buffer_rests_before_it_is_used_again() {
+        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(false, Reuse::Oldest { spare: 3 * 16 }));
+        let mut next = || {
+            let act = pool.lease(&mut device, Dtype::F32, 1, 4).unwrap();
+            pool.free(&mut device, act).unwrap();
+            act.buf
+        };
+        let first: Vec<Buf> = (0..4).map(|_| next()).collect();
+        let distinct: std::collections::BTreeSet<Buf> = first.iter().copied().collect();
+        assert_eq!(distinct.len(), 4);
+        assert_eq!((0..4).map(|_| next()).collect::<Vec<_>>(), first, "the oldest first, and no new ones");
+    }
+
+    #[test]
     fn a_reset_takes_everything_back() {
-        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(false));
+        let (mut device, mut pool) = (CpuDevice::new(), Pool::new(false, Reuse::Lowest));
         let acts = [1, 2, 3].map(|rows| pool.lease(&mut device, Dtype::E4M3, rows, 16).unwrap());
         drop(pool.keep(acts[0]).unwrap());
         pool.reset(&mut device).unwrap();

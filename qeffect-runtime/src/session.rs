@@ -9,7 +9,7 @@ mod config;
 mod footprint;
 mod report;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,11 +24,14 @@ use qeffect_core::recipe::Recipe;
 use qeffect_core::version::WeightVersion;
 
 use crate::capture::record::Trace;
+use crate::capture::split::split_rolls;
 use crate::capture::{CaptureMode, joint};
+use crate::cmd::Cmd;
 use crate::cpu::CpuDevice;
 use crate::data::Windows;
-use crate::device::{Device, GraphId, SharedDevice};
+use crate::device::{Buf, Device, GraphId, SharedDevice};
 use crate::error::{Error, Result};
+use crate::fuse::fuse;
 use crate::optim::NormPlan;
 use crate::rank::{Pass, RankReport, RankState, Route};
 use crate::shard::{Mismatch, Named, Shard, ShardConfig};
@@ -124,7 +127,7 @@ where
         }
         let mut session = Session::bound(checked, stages, config, move |_| Ok(Box::new(handle.clone())))?;
         let traces = session.traces()?;
-        let cmds = joint::merge(&mut device, traces)?;
+        let cmds = session.joint_step(&mut device, traces)?;
         let graph = device.instantiate(cmds)?;
         session.joint = Some(Joint { device, graph });
         Ok(session)
@@ -138,6 +141,21 @@ where
             worker.call(move |state| state.capture_joint(&route)).wait()
         });
         settle(traces.collect())
+    }
+
+    /// The steps of all ranks as one list, as their device likes it best.
+    fn joint_step(&self, device: &mut SharedDevice, traces: Vec<Trace>) -> Result<Vec<Cmd>> {
+        let mut cmds = joint::merge(device, traces)?;
+        let elements = |buf| device.find(buf).map(|spec| spec.elements());
+        if device.caps().parallel {
+            cmds = split_rolls(cmds, &elements);
+        }
+        if device.caps().fuses {
+            let leased = self.on_all(|state| Ok(state.shard.pool().buffers().collect::<Vec<_>>()))?;
+            let leased: BTreeSet<Buf> = leased.into_iter().flatten().collect();
+            cmds = fuse(cmds, &|buf| !leased.contains(&buf), &elements);
+        }
+        Ok(cmds)
     }
 
     /// Everything but capture.

@@ -35,7 +35,7 @@ use crate::error::{Error, Result};
 use crate::gradients::Grads;
 use crate::groups::Partition;
 use crate::optim::{NormPlan, OptimConfig};
-use crate::pool::{Class, KeptBytes, Pool};
+use crate::pool::{Class, KeptBytes, Pool, Reuse};
 use crate::retained::Layout;
 use crate::rng;
 use crate::stage::{Init, ParamId, Retained, Role, Stage, StageSpec};
@@ -158,9 +158,12 @@ impl<S: Stage> Shard<S> {
             table: act("learning rates", master, steps, 3)?.buf,
             counter: act("commits", Dtype::U64, 1, 1)?.buf,
         };
+        // Enough for a few microbatches to be under way; tensors of a kind that is larger have a few buffers all the same.
+        let spare = 64 << 20;
+        let reuse = if device.caps().parallel { Reuse::Oldest { spare } } else { Reuse::Lowest };
         let mut shard = Shard {
             device,
-            pool: Pool::new(cfg!(debug_assertions)),
+            pool: Pool::new(cfg!(debug_assertions), reuse),
             parts,
             run,
             order,

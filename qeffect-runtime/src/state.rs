@@ -77,7 +77,8 @@ impl Bank {
 
     /// Rolls every cell that ran.
     pub fn roll(&self, device: &mut dyn Device, unless: Option<Buf>) -> Result<()> {
-        let cmd = Cmd::Roll { scales: self.scales, history: self.history, rule: self.rule, unless };
+        let cmd =
+            Cmd::Roll { scales: self.scales, history: self.history, cells: 0..self.cells, rule: self.rule, unless };
         device.issue(&cmd)?;
         self.rolls[0].set(self.rolls[0].get() + u64::from(unless.is_none()));
         Ok(())

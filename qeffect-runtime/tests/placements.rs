@@ -52,7 +52,8 @@ struct Trace {
     values: BTreeMap<String, Named>,
 }
 
-const TRANSPOSES: Caps = Caps { fp8_needs_transposes: true, fp8_multiple: 1, bf16_only: false };
+const TRANSPOSES: Caps =
+    Caps { fp8_needs_transposes: true, fp8_multiple: 1, bf16_only: false, fuses: false, parallel: false };
 
 fn new_solo(config: &GptConfig, gradients: Gradients, coalesce: u32, caps: Caps) -> Solo {
     Solo::with_gradients(config, &[config.layers], MICROBATCHES, OPTIM, gradients, coalesce, caps)
@@ -228,7 +229,7 @@ fn an_aborted_step_leaves_nothing_of_a_group_behind() {
     assert!(step(&mut solo) == want);
 }
 
-/// What the placements cost: `copied` has a destination per microbatch and matrix, the others have one; a group keeps the
+/// What the placements cost: `copied` has a destination per microbatch and matrix or embedding, the others have one; a group keeps the
 /// works of all its members.
 #[test]
 fn destinations_and_works_are_counted() {
@@ -241,7 +242,7 @@ fn destinations_and_works_are_counted() {
     let spec = config.stages(&[config.layers]).unwrap().remove(0);
     let elements = |kind| {
         let params = spec.spec().params.iter();
-        params.filter(|param| (param.kind == ParamKind::Matrix) == kind).map(|param| param.elements()).sum::<usize>()
+        params.filter(|param| (param.kind != ParamKind::Vector) == kind).map(|param| param.elements()).sum::<usize>()
     };
     let (matrices, others, m) = (elements(true), elements(false), MICROBATCHES as usize);
     let (copied, single) = report(Gradients::Copied, 1);

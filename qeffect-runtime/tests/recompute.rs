@@ -138,7 +138,8 @@ fn with_recomputation(checked: &Checked, chosen: impl Fn(Item) -> bool) -> Check
     check(schedule, &Options::AT_START).unwrap()
 }
 
-const TRANSPOSES: Caps = Caps { fp8_needs_transposes: true, fp8_multiple: 1, bf16_only: false };
+const TRANSPOSES: Caps =
+    Caps { fp8_needs_transposes: true, fp8_multiple: 1, bf16_only: false, fuses: false, parallel: false };
 
 /// The training step of every rank as code, or captured; `None`: as one list of a device for all.
 type How = Option<CaptureMode>;

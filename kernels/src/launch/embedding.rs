@@ -73,15 +73,24 @@ impl Kernels {
         self.launch(stream, kernel, [ids.len(), 1], THREADS, 0, &arguments)
     }
 
-    /// Gradient of the position table: sequences ascending.
-    pub fn position_gradient(&self, stream: &CudaStream, hidden: usize, dy: Span<bf16>, out: Span<f32>) -> Result {
+    /// Gradient of the position table: sequences ascending. With `accumulate`, sums are added to what `out` holds.
+    pub fn position_gradient(
+        &self,
+        stream: &CudaStream,
+        hidden: usize,
+        dy: Span<bf16>,
+        accumulate: bool,
+        out: Span<f32>,
+    ) -> Result {
         let kernel = "position_gradient";
         let columns = dimension(kernel, "hidden", hidden)?;
         let length = rows_of(kernel, "out", out.len(), hidden)?;
         let sequences = rows_of(kernel, "dy", dy.len(), out.len())?;
         expect(kernel, "dy", dy, dy.len())?;
         expect(kernel, "out", out, out.len())?;
-        self.launch(stream, kernel, [length as usize, 1], THREADS, 0, &[&dy, &out, &sequences, &length, &columns])
+        let accumulate = i32::from(accumulate);
+        let arguments: [&dyn Argument; 6] = [&dy, &out, &accumulate, &sequences, &length, &columns];
+        self.launch(stream, kernel, [length as usize, 1], THREADS, 0, &arguments)
     }
 
     /// Turns the first heads of each row by the angles of their position, or back, which is the gradient; the rest of a row

@@ -1,6 +1,7 @@
 //! Delayed scaling.
 
 use core::ffi::c_void;
+use core::ops::Range;
 
 use cudarc::driver::CudaStream;
 use qeffect_core::recipe::AmaxAlgo;
@@ -63,11 +64,12 @@ impl Spread<'_> {
 }
 
 impl Kernels {
-    /// Rolls every cell that ran, as [`ScaleRule::roll`] does, bit for bit.
+    /// Rolls those of some cells that ran, as [`ScaleRule::roll_some`] does, bit for bit.
     pub fn roll_scales(
         &self,
         stream: &CudaStream,
         rule: &ScaleRule,
+        some: Range<usize>,
         scale: Span<f32>,
         history: Span<f32>,
         reduced: Option<Span<f32>>,
@@ -82,16 +84,22 @@ impl Kernels {
         expect_if(kernel, "reduced", reduced, scale.len())?;
         expect_if(kernel, "unless", unless, 1)?;
         let length = dimension(kernel, "history", history.len() / scale.len())?;
+        let (Some(part), Some(staged)) = (scale.part(some.clone()), history.part(some.start..history.len())) else {
+            let rule = "they are among the cells";
+            return Err(Error::Dimension { kernel, dimension: "some", found: some.end, rule });
+        };
+        // A column begins at its staging entry.
+        let reduced = reduced.and_then(|reduced| reduced.part(some));
         let threads = (length as usize).next_multiple_of(32).min(256);
         let most_recent = i32::from(rule.algo() == AmaxAlgo::MostRecent);
         let reduced = optional(reduced);
         self.launch(
             stream,
             kernel,
-            [scale.len(), 1],
+            [part.len(), 1],
             threads,
             0,
-            &[&scale, &history, &reduced, &optional(unless), &rule.target(), &most_recent, &cells, &length],
+            &[&part, &staged, &reduced, &optional(unless), &rule.target(), &most_recent, &cells, &length],
         )
     }
 

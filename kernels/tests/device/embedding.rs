@@ -52,7 +52,7 @@ fn forward_and_gradients_are_exact() {
         }
 
         let out = rig.poisoned::<f32>(length * hidden);
-        rig.kernels.position_gradient(&rig.stream, hidden, d.span(), out.span()).unwrap();
+        rig.kernels.position_gradient(&rig.stream, hidden, d.span(), false, out.span()).unwrap();
         let size = length * hidden;
         let want: Vec<f32> = (0..size).map(|at| (0..sequences).fold(0.0, |sum, s| sum + dy[s * size + at])).collect();
         assert_eq!(bits(&out.read().unwrap()), bits(&want));

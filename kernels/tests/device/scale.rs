@@ -31,7 +31,15 @@ fn rolls_equal_those_of_the_core() {
                     device_history.write(&history).unwrap();
                     rule.roll(&mut scale, &mut history, None).unwrap();
                     rig.kernels
-                        .roll_scales(&rig.stream, &rule, device_scale.span(), device_history.span(), None, None)
+                        .roll_scales(
+                            &rig.stream,
+                            &rule,
+                            0..device_scale.span().len(),
+                            device_scale.span(),
+                            device_history.span(),
+                            None,
+                            None,
+                        )
                         .unwrap();
                     assert_eq!(bits(&device_scale.read().unwrap()), bits(&scale), "{cells} × {length}, roll {roll}");
                     assert_eq!(bits(&device_history.read().unwrap()), bits(&history), "{cells} × {length}");
@@ -47,7 +55,17 @@ fn a_reduced_amax_replaces_the_staged_one() {
     let rule = ScaleRule::new(Fp8::E4M3, 0, AmaxAlgo::Max);
     let (scale, history) = (rig.upload(&[1.0f32, 1.0]), rig.upload(&[2.0f32, 4.0, 0.0, 0.0]));
     let reduced = rig.upload(&[7.0f32, 0.0]);
-    rig.kernels.roll_scales(&rig.stream, &rule, scale.span(), history.span(), Some(reduced.span()), None).unwrap();
+    rig.kernels
+        .roll_scales(
+            &rig.stream,
+            &rule,
+            0..scale.span().len(),
+            scale.span(),
+            history.span(),
+            Some(reduced.span()),
+            None,
+        )
+        .unwrap();
     assert_eq!((scale.read().unwrap(), history.read().unwrap()), (vec![64.0, 112.0], vec![0.0, 0.0, 7.0, 4.0]));
 }
 
@@ -59,7 +77,17 @@ fn a_bad_step_rolls_nothing_and_gets_its_state_back() {
     for raised in [0u32, 1, 2] {
         let (scale, history) = (rig.upload(&[1.0f32, 1.0]), rig.upload(&start));
         let flag = rig.upload(&[raised]);
-        rig.kernels.roll_scales(&rig.stream, &rule, scale.span(), history.span(), None, Some(flag.span())).unwrap();
+        rig.kernels
+            .roll_scales(
+                &rig.stream,
+                &rule,
+                0..scale.span().len(),
+                scale.span(),
+                history.span(),
+                None,
+                Some(flag.span()),
+            )
+            .unwrap();
         assert_eq!(scale.read().unwrap() == [1.0, 1.0], raised != 0);
         assert_eq!(history.read().unwrap() == start, raised != 0);
 

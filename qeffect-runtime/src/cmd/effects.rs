@@ -62,7 +62,7 @@ impl Access {
         self.buf == other.buf && columns && meet(&self.range, &other.range)
     }
 
-    /// Whether every element of the other one, of the same buffer, is touched.
+    /// Whether every element of the other one is touched.
     pub(super) fn covers(&self, other: &Access) -> bool {
         let within = |a: &Range<usize>, b: &Range<usize>| a.start <= b.start && b.end <= a.end;
         let columns = match (&self.columns, &other.columns) {
@@ -70,7 +70,7 @@ impl Access {
             (Some(_), None) => false,
             (Some(a), Some(b)) => a.line == b.line && within(&a.columns, &b.columns),
         };
-        columns && within(&self.range, &other.range)
+        self.buf == other.buf && columns && within(&self.range, &other.range)
     }
 
     /// Whether all of a buffer of that size is touched.
@@ -173,12 +173,17 @@ impl Cmd {
                 }
                 &mut t
             }
-            Cmd::Roll { scales, history, unless, .. } => t.update([*scales, *history]).read(*unless),
+            // The staging entry stands for its column: what lies behind it is touched by rolls and whole copies alone.
+            Cmd::Roll { scales, history, cells, unless, .. } => {
+                let staged = if cells.end == usize::MAX && cells.start == 0 { 0..usize::MAX } else { cells.clone() };
+                t.add(Mode::Update, *scales, cells.clone()).add(Mode::Update, *history, staged).read(*unless)
+            }
             Cmd::Embed { tokens, table, positions, out, flag, .. } => {
                 t.read([*tokens, *table]).read(*positions).write([*out]).fold(*flag)
             }
-            Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, .. } => {
-                t.read([*tokens, *order, *dy]).write([*table_grad]).write(*positions_grad)
+            Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, accumulate, .. } => {
+                let mode = if *accumulate { Mode::Update } else { Mode::Write };
+                t.read([*tokens, *order, *dy]).all(mode, [*table_grad]).all(mode, *positions_grad)
             }
             Cmd::LayerNorm { x, gain, bias, y, mean, rstd, .. } => t.read([*x, *gain, *bias]).write([*y, *mean, *rstd]),
             Cmd::LayerNormGrad { dy, x, gain, mean, rstd, dx, gain_grad, bias_grad, .. } => {

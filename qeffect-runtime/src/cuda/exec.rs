@@ -89,9 +89,11 @@ impl Lane<'_> {
                     k.cast_master(stream, t.get(name, *src)?, shape, outputs).map_err(failed)
                 }),
             },
-            Cmd::Roll { scales, history, rule, unless } => {
+            Cmd::Roll { scales, history, cells, rule, unless } => {
                 let unless = unless.map(|flag| t.scalar(name, first(flag))).transpose()?;
-                k.roll_scales(stream, rule, t.get(name, *scales)?, t.get(name, *history)?, None, unless).map_err(failed)
+                let (scales, history) = (t.get::<f32>(name, *scales)?, t.get(name, *history)?);
+                let cells = cells.start..cells.end.min(scales.len());
+                k.roll_scales(stream, rule, cells, scales, history, None, unless).map_err(failed)
             }
             Cmd::Embed { tokens, table, positions, out, flag, seq, cols } => {
                 let flag = flag.map(|flag| t.scalar(name, first(flag))).transpose()?;
@@ -100,16 +102,17 @@ impl Lane<'_> {
                 let (ids, words) = (t.get(name, *tokens)?, t.get(name, *table)?);
                 k.embedding_forward(stream, ids, *cols, words, places, t.get(name, *out)?, flag).map_err(failed)
             }
-            Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, seq, cols } => {
+            Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, seq, cols, accumulate } => {
                 let Some(positions_grad) = *positions_grad else { return Err(no_positions(name)) };
                 let ids = t.get::<u32>(name, *tokens)?;
                 let order = self.sized::<u32>(name, *order, ids.len())?;
                 let dy = self.sized::<bf16>(name, *dy, ids.len() * cols)?;
                 let words = t.get::<f32>(name, *table_grad)?;
                 let places = self.sized::<f32>(name, positions_grad, seq * cols)?;
-                memory::zero(stream, words)
-                    .and_then(|()| k.token_gradient(stream, ids, order, *cols, dy, false, words))
-                    .and_then(|()| k.position_gradient(stream, *cols, dy, places))
+                let zeroed = if *accumulate { Ok(()) } else { memory::zero(stream, words) };
+                zeroed
+                    .and_then(|()| k.token_gradient(stream, ids, order, *cols, dy, *accumulate, words))
+                    .and_then(|()| k.position_gradient(stream, *cols, dy, *accumulate, places))
                     .map_err(failed)
             }
             Cmd::LayerNorm { x, gain, bias, y, mean, rstd, cols } => {

@@ -22,6 +22,11 @@ impl SharedDevice {
         SharedDevice { device: Arc::new(Mutex::new(device)), name, caps, specs: BTreeMap::new() }
     }
 
+    /// What a buffer holds, whoever has made it.
+    pub fn find(&self, buf: Buf) -> Option<BufSpec> {
+        self.with(|device| device.spec(buf).ok().cloned())
+    }
+
     fn with<R>(&self, run: impl FnOnce(&mut dyn Device) -> R) -> R {
         // A device keeps its buffers consistent between commands; whoever panicked is reported by other means.
         run(self.device.lock().unwrap_or_else(PoisonError::into_inner).as_mut())

@@ -118,16 +118,21 @@ impl Op for EmbeddingOp {
     }
 
     fn weight_grad(cx: &mut Cx<'_>, p: &Embedding, work: EmbeddingWork) -> Result<()> {
-        let table_grad = cx.grad(p.table)?;
-        let positions_grad = p.positions.map(|positions| cx.grad(positions)).transpose()?;
-        cx.issue(Cmd::EmbedGrad {
-            tokens: cx.tokens()?.buf,
-            order: cx.token_order()?.buf,
-            dy: work.dy.act().buf,
-            table_grad: table_grad.act().buf,
-            positions_grad: positions_grad.map(|grad| grad.act().buf),
-            seq: p.seq,
-            cols: p.hidden,
+        let (tokens, order, dy) = (cx.tokens()?.buf, cx.token_order()?.buf, work.dy.act().buf);
+        let (seq, cols) = (p.seq, p.hidden);
+        let mut dsts = vec![cx.grad(p.table)?];
+        if let Some(positions) = p.positions {
+            dsts.push(cx.grad(positions)?);
+        }
+        cx.add_gradients(dsts, |bufs, accumulate| Cmd::EmbedGrad {
+            tokens,
+            order,
+            dy,
+            table_grad: bufs[0],
+            positions_grad: bufs.get(1).copied(),
+            seq,
+            cols,
+            accumulate,
         })?;
         work.release(cx)
     }

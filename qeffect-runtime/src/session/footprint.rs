@@ -6,7 +6,7 @@ use qeffect_core::plan::Checked;
 
 use super::{Session, SessionConfig};
 use crate::capture::record::Entry;
-use crate::capture::{CaptureMode, joint};
+use crate::capture::CaptureMode;
 use crate::cuda::DryRun;
 use crate::device::{Device, SharedDevice};
 use crate::error::{Error, Result};
@@ -86,7 +86,7 @@ where
         let traces = session.traces()?;
         let activations = dry.held() - state;
         let cmds = match config.capture {
-            CaptureMode::Step => joint::merge(&mut device, traces)?,
+            CaptureMode::Step => session.joint_step(&mut device, traces)?,
             _ => {
                 let entries = traces.into_iter().flat_map(|trace| trace.parts).flat_map(|part| part.entries);
                 entries.filter_map(|entry| if let Entry::Cmd(cmd) = entry { Some(cmd) } else { None }).collect()

@@ -77,7 +77,9 @@ fn rolls_give_the_same_scales_and_histories() {
                 rows[..4 * cells].copy_from_slice(bytemuck::cast_slice(&staged));
                 pair.cpu.write(history, &rows).unwrap();
                 pair.gpu.write(history, &rows).unwrap();
-                pair.issue(Cmd::Roll { scales, history, rule, unless });
+                for cells in [0..2, 2..usize::MAX] {
+                    pair.issue(Cmd::Roll { scales, history, cells, rule, unless });
+                }
                 pair.same("scales", scales);
                 pair.same("history", history);
             }
@@ -220,7 +222,11 @@ fn embeddings_give_the_same_bits() {
     let dy = pair.activation("dy", ids.len(), cols);
     let (table_grad, positions_grad) =
         (pair.empty("table gradient", Dtype::F32, vocabulary, cols), pair.empty("positions", Dtype::F32, seq, cols));
-    pair.issue(Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad: Some(positions_grad), seq, cols });
+    let positions_grad_of = Some(positions_grad);
+    for accumulate in [false, true] {
+        let positions_grad = positions_grad_of;
+        pair.issue(Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, seq, cols, accumulate });
+    }
     pair.same("table gradient", table_grad);
     pair.same("position gradient", positions_grad);
 }

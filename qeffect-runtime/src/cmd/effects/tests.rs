@@ -178,6 +178,7 @@ impl Bench {
             7 => Cmd::Roll {
                 scales: self.scales,
                 history: self.history,
+                cells: if dice.below(2) == 0 { 0..usize::MAX } else { 1..2 },
                 rule: ScaleRule::new(Format::E4M3, 0, AmaxAlgo::Max),
                 unless: Some(unless),
             },
@@ -190,8 +191,8 @@ impl Bench {
             9 => {
                 let [dy, table_grad, positions_grad] = dice.some(&self.matrices);
                 let (tokens, order) = (self.ids[0], self.targets);
-                let positions_grad = Some(positions_grad);
-                Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, seq: ROWS, cols: COLS }
+                let (positions_grad, accumulate) = (Some(positions_grad), dice.below(2) == 0);
+                Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, seq: ROWS, cols: COLS, accumulate }
             }
             10 => {
                 let ([x, y], [gain, bias]) = (dice.some(&self.matrices), dice.some(&self.columns));
@@ -404,7 +405,7 @@ fn casts_that_stage_into_different_cells_are_free_and_a_roll_follows_all() {
         flag: Some(flag),
     };
     let rule = ScaleRule::new(Format::E4M3, 0, AmaxAlgo::Max);
-    let roll = Cmd::Roll { scales, history, rule, unless: None };
+    let roll = Cmd::Roll { scales, history, cells: 0..usize::MAX, rule, unless: None };
     let list = [cast(0), cast(1), cast(1), roll.clone(), cast(0), roll];
     let effects: Vec<Vec<Access>> = list.iter().map(|cmd| cmd.effects(|_| None)).collect();
     assert_eq!(order(&effects), [vec![], vec![], vec![], vec![0, 1, 2], vec![3], vec![3, 4]]);

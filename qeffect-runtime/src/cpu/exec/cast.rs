@@ -69,7 +69,7 @@ impl Run<'_> {
     }
 
     pub(super) fn roll(&mut self) -> Result {
-        fields!(self, Roll { scales, history, rule, unless });
+        fields!(self, Roll { scales, history, cells, rule, unless });
         let name = self.name;
         if let Some(flag) = unless
             && self.table.flag(name, *flag)?
@@ -80,7 +80,8 @@ impl Run<'_> {
             let scale = table.out::<f32>(name, *scales, scale)?;
             let rows = table.out::<f32>(name, *history, rows)?;
             let refused = |error: qeffect_core::scaling::HistoryShape| error.to_string();
-            rule.roll(scale, rows, None).map_err(|e| DeviceError::Failed { cmd: name, reason: refused(e) })
+            rule.roll_some(cells.start..cells.end.min(scale.len()), scale, rows, None)
+                .map_err(|e| DeviceError::Failed { cmd: name, reason: refused(e) })
         })
     }
 }

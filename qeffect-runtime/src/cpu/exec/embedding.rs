@@ -22,7 +22,7 @@ impl Run<'_> {
     }
 
     pub(super) fn embed_grad<E: Activation>(&mut self) -> Result {
-        fields!(self, EmbedGrad { tokens, order, dy, table_grad, positions_grad, cols });
+        fields!(self, EmbedGrad { tokens, order, dy, table_grad, positions_grad, cols, accumulate });
         let name = self.name;
         let mut partial = std::mem::take(E::Acc::rows(self.workspace));
         let sorted = &mut self.workspace.positions;
@@ -37,16 +37,28 @@ impl Run<'_> {
             let words = table.out::<E::Acc>(name, *table_grad, words)?;
             partial.resize(sorted.tokens.len() * cols, <E::Acc as Real>::ZERO);
             embedding::token_gradient(dy_values, *cols, sorted, &mut partial).map_err(kernel(name))?;
-            words.fill(<E::Acc as Real>::ZERO);
+            if !accumulate {
+                words.fill(<E::Acc as Real>::ZERO);
+            }
             embedding::scatter_rows(&sorted.tokens, *cols, &partial, words).map_err(kernel(name))
         });
         *E::Acc::rows(self.workspace) = partial;
         result?;
         let Some(positions_grad) = *positions_grad else { return Ok(()) };
-        self.table.write(name, [positions_grad], |table, [places]| {
+        let mut partial = std::mem::take(E::Acc::rows(self.workspace));
+        let result = self.table.write(name, [positions_grad], |table, [places]| {
             let places = table.out::<E::Acc>(name, positions_grad, places)?;
-            embedding::position_gradient(table.get::<E>(name, *dy)?, *cols, places).map_err(kernel(name))
-        })
+            let dy = table.get::<E>(name, *dy)?;
+            if !accumulate {
+                return embedding::position_gradient(dy, *cols, places).map_err(kernel(name));
+            }
+            partial.resize(places.len(), <E::Acc as Real>::ZERO);
+            embedding::position_gradient(dy, *cols, &mut partial).map_err(kernel(name))?;
+            places.iter_mut().zip(&partial).for_each(|(sum, x)| *sum = *sum + *x);
+            Ok(())
+        });
+        *E::Acc::rows(self.workspace) = partial;
+        result
     }
 }
 
