@@ -5,8 +5,8 @@ use core::fmt;
 use qeffect_core::plan::Checked;
 
 use super::{Session, SessionConfig};
-use crate::capture::record::Entry;
 use crate::capture::CaptureMode;
+use crate::capture::record::Entry;
 use crate::cuda::DryRun;
 use crate::device::{Device, SharedDevice};
 use crate::error::{Error, Result};
