@@ -32,6 +32,11 @@ impl Faults {
         }
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// Whether there is none.
     pub fn none(&self) -> bool {
         self.0.is_empty()

@@ -86,10 +86,11 @@ fn register(krate: &TokenStream, field: &Field, faults: &mut Faults) -> Option<T
     let decay = said.decay.map(|decay| quote!(.decay(#decay)));
     let views = said.views.iter().map(|view| view.to_string());
     let views = (!said.views.is_empty()).then(|| quote!(.views(&[#(#views),*])));
+    let at = quote!(#ty).into_iter().next().map_or_else(Span::call_site, |tree| tree.span());
+    let params = quote_spanned!(at=> <#ty as #krate::params::Params>);
     Some(quote_spanned! {Span::mixed_site()=>
         registry.part(#name, #krate::params::Policy::default() #init #precision #decay #views, |registry| {
-            let part: &mut #ty = &mut self.#ident;
-            #krate::params::Params::register(part, registry);
+            #params::register(&mut self.#ident, registry);
         });
     })
 }

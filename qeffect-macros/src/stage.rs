@@ -50,11 +50,14 @@ pub fn expand(options: TokenStream, item: TokenStream) -> TokenStream {
 /// };
 /// ```
 fn expand_function(options: &Options, function: &ItemFn, faults: &mut Faults) -> TokenStream {
+    let read = read::function(function, faults);
+    // What is wrong with a name is said once.
+    let said = (!faults.none()).then(|| quote!(#[allow(unused_variables)]));
     let witness = quote! {
         #[allow(dead_code, unused_mut, clippy::needless_pass_by_value, clippy::let_and_return)]
+        #said
         #function
     };
-    let read = read::function(function, faults);
     let Some((signature, scope)) = read else {
         // The type exists all the same: uses of it are no faults of theirs.
         let (name, vis) = (&function.sig.ident, &function.vis);

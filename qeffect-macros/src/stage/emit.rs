@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use proc_macro2::{Ident, Span, TokenStream};
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::{format_ident, quote_spanned};
 
 use crate::retained::Part;
@@ -207,7 +207,8 @@ impl<'a> Emitter<'a> {
             [one] => one.clone(),
             many => quote_spanned!(at=> (#(#many),*)),
         };
-        hygienic!(let param: #op::Param<'_> = #args;)
+        // At the op, so that it says what is expected.
+        quote_spanned!(at.resolved_at(Span::mixed_site())=> let param: #op::Param<'_> = #args;)
     }
 
     /// `.and(<linear as Op>::EFFECTS)..`
@@ -250,13 +251,14 @@ impl<'a> Emitter<'a> {
                 Item::Call(call) => {
                     let (op, param) = (self.op(call), self.param(call));
                     let (inputs, outputs) = (vars(&call.inputs), vars(&call.outputs));
+                    let (at, inputs) = (at_op(call), located(inputs, call));
                     match names {
-                        Some(_) => hygienic! {
+                        Some(_) => quote_spanned! {at=>
                             #param
                             let (#outputs, #tape, after) = #op::forward(cx, #inputs, param, token)?;
                             token = after;
                         },
-                        None => hygienic!(#param let #outputs = #op::evaluate(cx, #inputs, param)?;),
+                        None => quote_spanned!(at=> #param let #outputs = #op::evaluate(cx, #inputs, param)?;),
                     }
                 }
                 Item::Alias { from, to } => {
@@ -379,7 +381,8 @@ impl<'a> Emitter<'a> {
                 }
                 Item::Call(call) => {
                     let (op, param) = (self.op(call), self.param(call));
-                    code.push(hygienic! {
+                    let (at, given, packed) = (at_op(call), located(given, call), located(packed, call));
+                    code.push(quote_spanned! {at=>
                         #param
                         let (#given, #work, after) = #op::input_grad(cx, #packed, param, #tape, token)?;
                         token = after;
@@ -529,6 +532,23 @@ impl<'a> Emitter<'a> {
 struct Names {
     types: Types,
     inner: BTreeMap<(usize, usize), Names>,
+}
+
+/// The place of an op in the user's code.
+fn at_op(call: &Call) -> Span {
+    call.op.segments.last().map_or_else(Span::call_site, |segment| segment.ident.span()).resolved_at(Span::mixed_site())
+}
+
+/// A tuple of arguments at the op that takes it: what is wrong with their number is said there.
+fn located(tokens: TokenStream, call: &Call) -> TokenStream {
+    let at = at_op(call);
+    let located = tokens.into_iter().map(|mut tree| {
+        if let TokenTree::Group(group) = &mut tree {
+            group.set_span(at);
+        }
+        tree
+    });
+    located.collect()
 }
 
 fn retains(item: &Item) -> bool {

@@ -341,6 +341,7 @@ impl Reader<'_> {
             return;
         }
         self.forbidden(&each.expr);
+        let faults = self.faults.count();
         let (mut frame, results) = self.nested(|reader| {
             for ident in idents(&each.pat) {
                 reader.names.remove(&ident.to_string());
@@ -356,6 +357,7 @@ impl Reader<'_> {
             let name = self.declared[declared].name.clone();
             let before = self.capture(self.declared[declared].var, at);
             let Some((inner, _)) = frame.captured.remove(&before) else {
+                self.made[value].used = true;
                 let message = format!("`{name}` is assigned in this loop and not read");
                 self.faults.at(
                     at,
@@ -375,7 +377,7 @@ impl Reader<'_> {
             let message = format!("`{}` comes from outside and is the same in every round", self.made[*var].name);
             self.faults.at(*at, message, "a loop reads what it assigns: `x = block(x, layer)`");
         }
-        if carried.is_empty() && frame.captured.is_empty() {
+        if carried.is_empty() && frame.captured.is_empty() && self.faults.count() == faults {
             self.faults.add(&each.for_token, "this loop assigns no activation", "as in `x = block(x, layer)`");
         }
         let name = field_name(&each.expr).unwrap_or_else(|| "loop".into());
@@ -401,6 +403,7 @@ impl Reader<'_> {
             return None;
         }
         self.forbidden(&branch.cond);
+        let faults = self.faults.count();
         let bound = condition_names(&branch.cond);
         let (then, then_results) = self.nested(|reader| {
             for ident in bound {
@@ -475,7 +478,10 @@ impl Reader<'_> {
             self.assigned(declared, after, at);
         }
         if outputs.is_empty() {
-            self.faults.add(&branch.if_token, "this `if` gives no activation and assigns none", "");
+            if self.faults.count() == faults {
+                let help = "an `if` chooses between ops: as in `x = if w.gated { silu(x) } else { gelu(x) }`";
+                self.faults.add(&branch.if_token, "this `if` gives no activation and assigns none", help);
+            }
             return None;
         }
         let given = outputs[..want].to_vec();
@@ -637,5 +643,5 @@ fn walk(tokens: TokenStream, visit: &mut impl FnMut([Option<&TokenTree>; 2], &To
 
 /// Tokens as text, for messages.
 fn text(tokens: &impl ToTokens) -> String {
-    quote!(#tokens).to_string()
+    quote!(#tokens).to_string().replace("& ", "&")
 }

@@ -29,19 +29,19 @@ impl Reader<'_> {
 
     /// Whether an activation occurs by name. Fields and methods of that name do not count.
     pub(super) fn mentions(&self, tokens: &impl ToTokens) -> bool {
-        self.mention(tokens).is_some()
+        !self.mentioned(tokens).is_empty()
     }
 
-    fn mention(&self, tokens: &impl ToTokens) -> Option<Ident> {
-        let mut found = None;
+    fn mentioned(&self, tokens: &impl ToTokens) -> Vec<Ident> {
+        let mut found = Vec::new();
         walk(tokens.to_token_stream(), &mut |before, tree, after| {
             let TokenTree::Ident(ident) = tree else { return };
             let [far, near] = before.map(punct);
             // `w.x` and `path::x`, and not `..x` or `name: x`.
             let member = (near == Some('.') && far != Some('.')) || (near == Some(':') && far == Some(':'));
             let named = after.first().and_then(punct_of) == Some(':') && after.get(1).and_then(punct_of) != Some(':');
-            if !member && !named && found.is_none() && self.names.contains_key(&ident.to_string()) {
-                found = Some(ident.clone());
+            if !member && !named && self.names.contains_key(&ident.to_string()) {
+                found.push(ident.clone());
             }
         });
         found
@@ -64,7 +64,12 @@ impl Reader<'_> {
 
     /// Reports why an expression cannot stand in a stage.
     pub(super) fn misuse(&mut self, expr: &Expr) {
-        let name = self.mention(expr).map_or_else(|| "x".to_owned(), |ident| ident.to_string());
+        let mentioned = self.mentioned(expr);
+        let name = mentioned.first().map_or_else(|| "x".to_owned(), |ident| ident.to_string());
+        // Used, if wrongly: no fault of its own.
+        for ident in &mentioned {
+            let _ = self.resolve(ident);
+        }
         match expr {
             Expr::Paren(inner) => self.misuse(&inner.expr),
             Expr::Closure(closure) => {
