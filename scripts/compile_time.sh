@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What one `schedule!` (ZB-H1, P = 8, M = 64: 1,536 actions) adds to `cargo check` and `cargo build` of a crate.
+# What one `schedule!` (ZB-H1, P = 8, M = 64: 1,536 actions), and what one `#[stage]` of 100 ops, adds to `cargo check` and
+# `cargo build` of a crate.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 crate=$(mktemp -d)
@@ -14,11 +15,12 @@ edition = "2024"
 
 [dependencies]
 qeffect-schedules = { path = "$root/schedules" }
+qeffect-runtime = { path = "$root/qeffect-runtime" }
 
 [profile.dev]
 incremental = false
 TOML
-with='qeffect_schedules::schedule! {
+schedule='qeffect_schedules::schedule! {
     pub zb_h1<P, M> for (8, 64);
     ranks: P; microbatches: M; stages: P; place: |s| s; slots: |_| P;
     rank |r| {
@@ -33,11 +35,20 @@ with='qeffect_schedules::schedule! {
     }
 }
 fn main() { println!("{}", zb_h1::<8, 64>().plan.nodes.len()); }'
-without='fn main() { println!("{}", qeffect_schedules::library().len()); }'
+no_schedule='fn main() { println!("{}", qeffect_schedules::library().len()); }'
+params='use qeffect_runtime::prelude::*;
+#[derive(Params)]
+#[params(crate = qeffect_runtime)]
+struct Layer { norm: LayerNorm, up: Linear }
+'
+ops=$(for _ in $(seq 25); do echo 'let x = add(x, gelu(linear(layer_norm(x, &w.norm), &w.up)));'; done)
+stage="$params #[stage(crate = qeffect_runtime)] fn hundred(x: Act, w: &Layer) -> Act { $ops x }
+fn main() { println!(\"{:p}\", Built::<hundred, Layer>::new as *const ()); }"
+no_stage="$params fn main() { println!(\"{:p}\", <Layer as Params>::register as *const ()); }"
 cd "$crate"
 median() { sort -n | sed -n 4p; }
-for command in check build; do
-    for what in without with; do
+for what in no_schedule schedule no_stage stage; do
+    for command in check build; do
         printf '%s\n' "${!what}" >src/main.rs
         cargo "$command" --quiet
         for _ in 1 2 3 4 5 6 7; do
@@ -45,6 +56,6 @@ for command in check build; do
             begin=$(date +%s%N)
             cargo "$command" --quiet
             echo $((($(date +%s%N) - begin) / 1000000))
-        done | median | sed "s/^/cargo $command, $what schedule!: /; s/\$/ ms/"
+        done | median | sed "s/^/cargo $command, $what: /; s/\$/ ms/"
     done
 done
