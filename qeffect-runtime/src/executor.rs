@@ -313,6 +313,19 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
 
     fn agree(&mut self) -> Result<()> {
         self.enter(node(Op::Agree, StageId(0), Microbatch(0)));
+        if self.shard.ties_across() {
+            match &mut self.outlet {
+                Outlet::Wire(wire) => {
+                    let all = wire.gather(self.shard.offer_ties()?)?;
+                    self.shard.accept_ties(&all)?;
+                }
+                Outlet::Trace => {
+                    let ends = self.shard.far_ends();
+                    self.shard.recorder().log(Entry::Tie(ends));
+                }
+            }
+        }
+        self.shard.combine_ties()?;
         self.shard.measure()?;
         match &mut self.outlet {
             Outlet::Wire(wire) => {

@@ -1,4 +1,4 @@
-//! The Llama: RMS norms, rotary positions, attention with heads that share keys and values, SwiGLU, a head of its own.
+//! The Llama: RMS norms, rotary positions, attention with heads that share keys and values, SwiGLU; the head has a weight of its own, or that of the embedding.
 
 mod model;
 
@@ -44,6 +44,8 @@ pub struct LlamaConfig {
     pub sequences: usize,
     /// Base of the rotary angles; 10,000 is usual.
     pub rotary_base: f64,
+    /// Whether the head has the weight of the embedding.
+    pub tied: bool,
     /// How numbers are stored and scaled.
     pub recipe: Recipe,
 }
@@ -161,6 +163,7 @@ impl LlamaConfig {
 
     fn last(&self, blocks: Layers<Block>) -> Last {
         let head = self.linear([self.hidden, self.vocab]).quantised(layers::fp8_head(&self.recipe));
+        let head = if self.tied { head.tied("wte") } else { head };
         Last { blocks, norm: RmsNorm::of(self.hidden), head }
     }
 
@@ -184,12 +187,13 @@ impl LlamaConfig {
         NormPlan::new(self.specs()?.iter().map(|param| (param.path.as_str(), param.elements())))
     }
 
-    /// Number of parameters.
+    /// Number of parameters; a weight that is tied counts once.
     ///
     /// # Errors
     ///
     /// As [`LlamaConfig::norm_plan`].
     pub fn parameters(&self) -> Result<usize> {
-        Ok(self.specs()?.iter().map(ParamSpec::elements).sum())
+        let tied = if self.tied { self.vocab * self.hidden } else { 0 };
+        Ok(self.specs()?.iter().map(ParamSpec::elements).sum::<usize>() - tied)
     }
 }

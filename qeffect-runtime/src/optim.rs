@@ -142,6 +142,8 @@ pub struct Measured {
     pub partials: Vec<(usize, f64)>,
     /// Whether it met a value that is not finite.
     pub bad: bool,
+    /// In an exchange of its own, before: gradients of ties that span ranks, by tie and end.
+    pub tied: Vec<(usize, Vec<f64>)>,
 }
 
 /// What all ranks know after `agree`.

@@ -34,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::fuse::fuse;
 use crate::optim::NormPlan;
 use crate::rank::{Pass, RankReport, RankState, Route};
-use crate::shard::{Mismatch, Named, Shard, ShardConfig};
+use crate::shard::{Mismatch, Named, Shard, ShardConfig, Tie};
 use crate::stage::Stage;
 use crate::transport::local::{EdgeSpec, Fabric};
 use crate::wire::message_shape;
@@ -51,6 +51,7 @@ pub struct Session<S: Stage> {
     route: Arc<Route>,
     recipe: Recipe,
     config: SessionConfig,
+    ties: Vec<Tie>,
     commits: u64,
     joint: Option<Joint>,
     broken: Option<String>,
@@ -203,6 +204,9 @@ where
             optim: config.optim,
             norm: NormPlan::new(params.map(|param| (param.path.as_str(), param.elements())))?,
         };
+        let ties = Tie::of(stages.iter().map(Stage::spec))?;
+        let rank_of = |stage: usize| schedule.placement[stage];
+        let across = ties.iter().any(|tie| rank_of(tie.stages[0]) != rank_of(tie.stages[1]));
         let mut parts: Vec<Vec<(StageId, S)>> = (0..schedule.ranks).map(|_| Vec::new()).collect();
         for (id, stage) in stages.into_iter().enumerate() {
             parts[schedule.placement[id].index()].push((StageId(id as u32), stage));
@@ -212,14 +216,15 @@ where
         for (rank, stages) in parts.into_iter().enumerate() {
             let rank = Rank(rank as u32);
             let shard_config = ShardConfig { rank: rank.0, ..shard_config.clone() };
-            let shard = Shard::new(device(rank)?, stages, shard_config)?;
+            let mut shard = Shard::new(device(rank)?, stages, shard_config)?;
+            shard.tie(&ties, across)?;
             let mut state = RankState::new(rank, shard, &route.bound)?;
             if config.verify {
                 state.verify()?;
             }
             workers.push(Worker::new(format!("rank {rank}"), state)?);
         }
-        Ok(Session { workers, route, recipe, config, commits: 0, joint: None, broken: None })
+        Ok(Session { workers, route, recipe, config, ties, commits: 0, joint: None, broken: None })
     }
 
     /// The schedule.
@@ -386,8 +391,21 @@ where
     ///
     /// # Errors
     ///
-    /// A path that no rank has, or a wrong number of values.
-    pub fn set_params(&mut self, params: BTreeMap<String, Vec<f64>>) -> Result<()> {
+    /// A path that no rank has, a wrong number of values, or different values for two parameters that are tied. Of two that
+    /// are tied one is enough.
+    pub fn set_params(&mut self, mut params: BTreeMap<String, Vec<f64>>) -> Result<()> {
+        for [path, echo] in self.ties.iter().map(|tie| &tie.ends) {
+            match (params.get(path), params.get(echo)) {
+                (Some(one), Some(other)) if one != other => {
+                    return Err(Error::Config(format!(
+                        "`{path}` and `{echo}` are tied, and are given different values"
+                    )));
+                }
+                (Some(values), None) => drop(params.insert(echo.clone(), values.clone())),
+                (None, Some(values)) => drop(params.insert(path.clone(), values.clone())),
+                _ => {}
+            }
+        }
         let wanted = Arc::new(params);
         let given = {
             let wanted = wanted.clone();

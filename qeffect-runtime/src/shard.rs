@@ -10,6 +10,7 @@
 mod agree;
 mod recording;
 mod tags;
+mod ties;
 
 use std::collections::BTreeMap;
 
@@ -43,6 +44,8 @@ use crate::state::{Bank, StageState, WorkingBufs};
 
 pub(crate) use agree::Exchange;
 pub use tags::{Mismatch, REPORT_WORDS, TAG_WORDS};
+use ties::Held;
+pub(crate) use ties::Tie;
 
 /// What a run fixes for all its ranks.
 #[derive(Clone, Debug)]
@@ -95,6 +98,8 @@ pub struct Shard<S> {
     config: ShardConfig,
     attempts: u64,
     tags: Option<tags::Tags>,
+    ties: Vec<Held>,
+    ties_across: bool,
 }
 
 /// Values of a buffer that is saved or compared: type, shape, bytes.
@@ -172,6 +177,8 @@ impl<S: Stage> Shard<S> {
             config,
             attempts: 0,
             tags: None,
+            ties: Vec::new(),
+            ties_across: false,
         };
         shard.upload_reals(shard.optim.table, &shard.config.optim.table())?;
         shard.device.issue(&Cmd::Fill { dst: shard.optim.counter, value: 0.0 })?;
@@ -208,7 +215,8 @@ impl<S: Stage> Shard<S> {
         for part in 0..self.parts.len() {
             for index in 0..self.parts[part].state.params.len() {
                 let spec = &self.parts[part].stage.spec().params[index];
-                let stream = rng::name(&spec.path);
+                let tied = self.parts[part].stage.spec().tied_to(ParamId(index));
+                let stream = rng::name(tied.unwrap_or(&spec.path));
                 let values: Vec<f64> = match spec.init {
                     Init::Zeros => vec![0.0; spec.elements()],
                     Init::Ones => vec![1.0; spec.elements()],

@@ -193,6 +193,7 @@ pub struct StageSpec {
     tables: Vec<TableSpec>,
     decays: BTreeMap<ParamId, bool>,
     views: Vec<ViewSpec>,
+    ties: Vec<(ParamId, String)>,
 }
 
 /// A part of a packed parameter under a name of its own.
@@ -218,6 +219,7 @@ impl StageSpec {
             tables: Vec::new(),
             decays: BTreeMap::new(),
             views: Vec::new(),
+            ties: Vec::new(),
         }
     }
 
@@ -260,6 +262,22 @@ impl StageSpec {
     /// Names a part of a parameter.
     pub fn add_view(&mut self, path: String, param: ParamId, rows: Range<usize>) {
         self.views.push(ViewSpec { path, param, rows });
+    }
+
+    /// Parameters that are tied to another one, by its path.
+    pub fn ties(&self) -> &[(ParamId, String)] {
+        &self.ties
+    }
+
+    /// Ties a parameter to another one of the model, of the same shape and first values, wherever that lives: their
+    /// gradients are added once per step, so they stay equal.
+    pub fn tie(&mut self, param: ParamId, to: &str) {
+        self.ties.push((param, to.into()));
+    }
+
+    /// The parameter that another one is tied to, by path.
+    pub(crate) fn tied_to(&self, param: ParamId) -> Option<&str> {
+        self.ties.iter().find(|(tied, _)| *tied == param).map(|(_, to)| to.as_str())
     }
 
     /// Adds a state cell of the layer `path`.

@@ -59,6 +59,7 @@ fn every_gradient_of_one_step_is_that_of_pytorch() {
         seq: 13,
         sequences: 2,
         rotary_base: 500.0,
+        tied: false,
         recipe: "f32".parse().unwrap(),
     };
     let paths = paths(&config);
@@ -93,7 +94,7 @@ fn batch(config: &LlamaConfig, step: u64) -> Vec<Windows> {
 /// A sequence of one token, lengths and widths that are no multiples of anything, one head of keys for all.
 #[test]
 fn gradients_equal_finite_differences_at_odd_sizes() {
-    for (seq, heads, kv_heads, head_dim) in [(1, 2, 1, 2), (5, 3, 3, 2), (7, 4, 1, 6)] {
+    for (seq, heads, kv_heads, head_dim, tied) in [(1, 2, 1, 2, false), (5, 3, 3, 2, true), (7, 4, 1, 6, false)] {
         let config = LlamaConfig {
             vocab: 11,
             hidden: heads * head_dim,
@@ -104,6 +105,7 @@ fn gradients_equal_finite_differences_at_odd_sizes() {
             seq,
             sequences: 3,
             rotary_base: 50.0,
+            tied,
             recipe: "f64".parse().unwrap(),
         };
         let batch = batch(&config, 0);
@@ -113,14 +115,19 @@ fn gradients_equal_finite_differences_at_odd_sizes() {
             let norm = if path.ends_with("norm.weight") { 1.0 } else { 0.0 };
             (0..elements as u64).map(|i| norm + 0.4 * rng::normal(7, rng::name(path), i)).collect()
         };
-        let paths = paths(&config);
+        let mut paths = paths(&config);
+        if tied {
+            paths.retain(|path| path != "head.weight"); // it is `wte`
+        }
         let mut params: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for path in &paths {
             params.insert(path.clone(), values(path, session.param(path).unwrap().len()));
         }
         session.set_params(params.clone()).unwrap();
-        session.step(batch.clone()).unwrap();
+        let report = session.step(batch.clone()).unwrap();
         let gradients: Vec<Vec<f64>> = paths.iter().map(|path| session.gradient(path).unwrap()).collect();
+        let norm = gradients.iter().flatten().map(|x| x * x).sum::<f64>().sqrt();
+        assert!((report.grad_norm - norm).abs() < 1e-12 * norm, "a tied gradient counts once");
         for (path, gradient) in paths.iter().zip(gradients) {
             let norm = (gradient.iter().map(|x| x * x).sum::<f64>() / gradient.len() as f64).sqrt();
             // One token attends to itself alone: whatever its query and key are, it takes the whole of its value.
@@ -152,8 +159,12 @@ fn trained(
     let mut session = session(config, checked, blocks, capture);
     let mut numbers = Vec::new();
     for step in 0..8 {
-        let report = session.step(batch(config, step)).unwrap();
+        let report = session.step(batch(config, step % 2)).unwrap();
         numbers.extend(report.losses.iter().copied().chain([report.grad_norm]).map(f64::to_bits));
+    }
+    if config.tied {
+        assert_eq!(session.param("wte").unwrap(), session.param("head.weight").unwrap());
+        assert_eq!(session.gradient("wte").unwrap(), session.gradient("head.weight").unwrap());
     }
     let values = session.snapshot().unwrap().values.into_iter().map(|(name, value)| (name, value.bytes));
     (numbers, values.collect())
@@ -161,7 +172,8 @@ fn trained(
 
 #[test]
 fn every_schedule_gives_the_bits_of_the_uncut_model() {
-    for recipe in ["fp8-delayed:history=4", "fp8-delayed:history=4,update=step", "bf16"] {
+    let recipes = ["fp8-delayed:history=4", "fp8-delayed:history=4,update=step", "bf16"];
+    for (recipe, tied) in recipes.into_iter().flat_map(|recipe| [(recipe, false), (recipe, true)]) {
         let config = LlamaConfig {
             vocab: 32,
             hidden: 32,
@@ -172,11 +184,12 @@ fn every_schedule_gives_the_bits_of_the_uncut_model() {
             seq: 8,
             sequences: 2,
             rotary_base: 1e4,
+            tied,
             recipe: recipe.parse().unwrap(),
         };
         let want = trained(&config, one_f_one_b::<1, 4>(), &[4], Some(CaptureMode::Eager));
         let loss = |step: usize| f64::from_bits(want.0[5 * step]);
-        assert!(loss(7) < loss(0), "{recipe}: it learns");
+        assert!(loss(6) < loss(0), "{recipe}, tied: {tied}: it learns, the batch is the same");
         let runs: [(&Checked, &[usize]); 5] = [
             (zb_v::<2, 4>(), &[0, 1, 3, 0]),
             (zb_h1::<2, 4>(), &[3, 1]),
@@ -187,7 +200,7 @@ fn every_schedule_gives_the_bits_of_the_uncut_model() {
         for (checked, blocks) in runs {
             for capture in [Some(CaptureMode::Eager), Some(CaptureMode::Action), Some(CaptureMode::Step), None] {
                 let found = trained(&config, checked, blocks, capture);
-                assert!(found == want, "{recipe}, {}, {capture:?}", checked.schedule.name);
+                assert!(found == want, "{recipe}, tied: {tied}, {}, {capture:?}", checked.schedule.name);
             }
         }
     }
@@ -205,6 +218,7 @@ fn a_size_that_does_not_fit_is_named() {
         seq: 8,
         sequences: 2,
         rotary_base: 1e4,
+        tied: false,
         recipe: "fp8-delayed".parse().unwrap(),
     };
     let refused = |change: fn(&mut LlamaConfig)| {
@@ -224,4 +238,36 @@ fn a_size_that_does_not_fit_is_named() {
     assert!(refused(q_k_v).contains("`q, k and v` to be a multiple of 16, found 40"));
     assert!(refused(|c| c.rotary_base = 0.0).contains("the base is 0"));
     assert!(refused(|c| c.seq = 0).contains("`seq` must not be zero"));
+}
+
+#[test]
+fn of_two_tied_parameters_one_value_is_enough_and_two_are_the_same() {
+    let config = LlamaConfig {
+        vocab: 8,
+        hidden: 8,
+        heads: 2,
+        kv_heads: 1,
+        ffn: 8,
+        layers: 2,
+        seq: 4,
+        sequences: 1,
+        rotary_base: 1e4,
+        tied: true,
+        recipe: "f32".parse().unwrap(),
+    };
+    let untied = LlamaConfig { tied: false, ..config };
+    assert_eq!(untied.parameters().unwrap() - config.parameters().unwrap(), 8 * 8);
+    let mut session = session(&config, gpipe::<2, 4>(), &[1, 1], Some(CaptureMode::Eager));
+    let values: Vec<f64> = (0..64).map(f64::from).collect();
+    for path in ["wte", "head.weight"] {
+        session.set_params(BTreeMap::from([(path.to_owned(), values.clone())])).unwrap();
+        assert_eq!(
+            (session.param("wte").unwrap(), session.param("head.weight").unwrap()),
+            (values.clone(), values.clone())
+        );
+        session.set_params(BTreeMap::from([("wte".to_owned(), vec![0.5; 64])])).unwrap();
+    }
+    let two = BTreeMap::from([("wte".to_owned(), values), ("head.weight".to_owned(), vec![0.0; 64])]);
+    let error = session.set_params(two).unwrap_err().to_string();
+    assert_eq!(error, "`wte` and `head.weight` are tied, and are given different values");
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use qeffect_core::ids::Microbatch;
 
-use super::record::{Entry, Trace};
+use super::record::{Entry, Far, Trace};
 use crate::act::Act;
 use crate::cmd::Cmd;
 use crate::device::{Buf, BufSpec, Device};
@@ -63,11 +63,20 @@ pub(crate) fn merge(device: &mut dyn Device, traces: Vec<Trace>) -> Result<Vec<C
                         cmds.push(Cmd::Copy { src: buf, dst: act.buf });
                     }
                     Entry::Post { .. } | Entry::Release { .. } => {}
-                    Entry::Agree(_) => break,
+                    Entry::Tie(_) | Entry::Agree(_) => break,
                 }
                 entries.pop_front();
                 moved = true;
             }
+        }
+        let tying: Vec<&[Far]> = ranks.iter().filter_map(|entries| far_ends(entries.front()?)).collect();
+        if tying.len() == ranks.len() {
+            let ends: Vec<Far> = tying.into_iter().flatten().copied().collect();
+            let pairs = ends.iter().flat_map(|to| ends.iter().map(move |from| (from, to)));
+            let pairs = pairs.filter(|(from, to)| from.partner() == to.slot);
+            cmds.extend(pairs.map(|(from, to)| Cmd::Copy { src: from.grad, dst: to.other }));
+            ranks.iter_mut().for_each(|entries| drop(entries.pop_front()));
+            moved = true;
         }
         let agreeing: Vec<&Exchange> = ranks.iter().filter_map(|entries| exchange(entries.front()?)).collect();
         if agreeing.len() == ranks.len() {
@@ -84,6 +93,10 @@ pub(crate) fn merge(device: &mut dyn Device, traces: Vec<Trace>) -> Result<Vec<C
 
 fn exchange(entry: &Entry) -> Option<&Exchange> {
     if let Entry::Agree(exchange) = entry { Some(exchange) } else { None }
+}
+
+fn far_ends(entry: &Entry) -> Option<&[Far]> {
+    if let Entry::Tie(ends) = entry { Some(ends.as_slice()) } else { None }
 }
 
 fn receive_buffer(device: &mut dyn Device, edge: u32, act: Act) -> Result<Buf> {

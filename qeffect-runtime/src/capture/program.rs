@@ -20,6 +20,7 @@ pub(crate) enum Instr {
     Post { port: Port },
     Wait { port: Port, act: Act },
     Release { edge: u32 },
+    Tie,
     Agree,
 }
 
@@ -62,6 +63,7 @@ impl Program {
                 Entry::Post { port } => Instr::Post { port },
                 Entry::Wait { port, act } => Instr::Wait { port, act },
                 Entry::Release { edge } => Instr::Release { edge },
+                Entry::Tie(_) => Instr::Tie,
                 Entry::Agree(_) => Instr::Agree,
             };
             // Posts and releases touch no buffer: they may come before the commands that stand before them only if they

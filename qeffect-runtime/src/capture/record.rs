@@ -21,8 +21,28 @@ pub(crate) enum Entry {
     Wait { port: Port, act: Act },
     /// The consumer has run: a receive buffer of the edge is free.
     Release { edge: u32 },
+    /// Gathers gradients of ties that span ranks.
+    Tie(Vec<Far>),
     /// Gathers what all ranks decide from.
     Agree(Exchange),
+}
+
+/// An end of a tie whose other end is on another rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Far {
+    /// Twice the number of the tie, and 1 more at the end that is tied to the other.
+    pub slot: usize,
+    /// Its gradient.
+    pub grad: Buf,
+    /// Where that of the other end goes.
+    pub other: Buf,
+}
+
+impl Far {
+    /// The slot of the other end.
+    pub const fn partner(&self) -> usize {
+        self.slot ^ 1
+    }
 }
 
 /// What one call of the driver did.

@@ -36,6 +36,10 @@ pub(crate) fn play<S: Stage>(
             Instr::Post { port } => wire.post(Port { step, ..port })?,
             Instr::Wait { port, act } => wire.wait(shard.device(), Port { step, ..port }, act)?,
             Instr::Release { edge } => wire.release(edge)?,
+            Instr::Tie => {
+                let all = wire.gather(shard.offer_ties()?)?;
+                shard.accept_ties(&all)?;
+            }
             Instr::Agree => {
                 let all = wire.gather(shard.offer()?)?;
                 shard.accept(&all)?;

@@ -28,6 +28,7 @@ pub struct Linear {
     cells: Option<Cells>,
     init: Init,
     fp8: bool,
+    tied: Option<String>,
 }
 
 /// State cells of a layer in FP8; the third, of the weight, is known to the weight cache.
@@ -42,7 +43,12 @@ impl Params for Linear {
         let path = registry.path().to_owned();
         let (init, fp8) = (registry.init(self.init), self.fp8 && registry.quantised());
         let shape = [self.inputs, self.outputs];
+        let tied = self.tied.take();
         *self = Linear::new(registry.spec(), &path, shape, self.bias.is_some(), init, fp8);
+        if let Some(to) = &tied {
+            registry.spec().tie(self.weight, to);
+        }
+        self.tied = tied;
     }
 }
 
@@ -59,6 +65,7 @@ impl Linear {
             cells: None,
             init: Init::Normal(0.02),
             fp8: true,
+            tied: None,
         }
     }
 
@@ -70,6 +77,11 @@ impl Linear {
     /// With other first weights.
     pub fn init(self, init: Init) -> Linear {
         Linear { init, ..self }
+    }
+
+    /// With the weight at `to`, as the head of a model may have that of its embedding. They begin with the same values.
+    pub fn tied(self, to: &str) -> Linear {
+        Linear { tied: Some(to.into()), ..self }
     }
 
     /// In FP8, where the recipe scales, or in the activation type.
@@ -102,7 +114,7 @@ impl Linear {
                 working: Working::Activation,
             })
         });
-        Linear { path: path.into(), inputs, outputs, weight, bias, cells, init, fp8 }
+        Linear { path: path.into(), inputs, outputs, weight, bias, cells, init, fp8, tied: None }
     }
 
     /// The weight.

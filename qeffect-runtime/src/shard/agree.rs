@@ -10,7 +10,7 @@ use crate::device::{Buf, Device};
 use crate::error::{Error, Result};
 use crate::kernels::optimizer::norm_pieces;
 use crate::optim::{Measured, Verdict};
-use crate::stage::{Role, Stage};
+use crate::stage::{ParamId, Role, Stage};
 
 /// Where a rank keeps what all ranks decide from, and which part of it is its own.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -32,8 +32,11 @@ impl<S: Stage> Shard<S> {
         let OptimBufs { partials, flags, .. } = self.optim;
         let (flag, factor) = (self.run.flag, self.gradient_factor());
         for part in &self.parts {
-            for (spec, param) in part.stage.spec().params.iter().zip(&part.state.params) {
+            let stage = part.stage.spec();
+            for (at, (spec, param)) in stage.params.iter().zip(&part.state.params).enumerate() {
                 let first = self.config.norm.first(&spec.path)?;
+                // A tied gradient counts once, where its other end is.
+                let factor = if stage.tied_to(ParamId(at)).is_some() { 0.0 } else { factor };
                 self.device.issue(&Cmd::SumSquares { src: param.grad.buf, factor, partials, first })?;
             }
             for bank in Role::ALL.into_iter().filter_map(|role| part.state.bank(role)) {
@@ -62,7 +65,8 @@ impl<S: Stage> Shard<S> {
         let Exchange { rank, partials, flags, partials_of_rank } = self.exchange()?;
         let all = self.read_reals(partials)?;
         let bad = self.read_pod::<u32>(flags)?[rank] != 0;
-        Ok(Measured { partials: partials_of_rank.into_iter().flatten().map(|at| (at, all[at])).collect(), bad })
+        let partials = partials_of_rank.into_iter().flatten().map(|at| (at, all[at])).collect();
+        Ok(Measured { partials, bad, tied: Vec::new() })
     }
 
     /// What all ranks gave, by rank.
