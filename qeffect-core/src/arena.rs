@@ -9,6 +9,8 @@
 //!                     └────────────────────── reset ─────────────────────────┘
 //! ```
 //!
+//! A replayed step goes from bound to final at once ([`GradArena::replay`]): its rehearsal went the long way.
+//!
 //! The first *executed* write of a place initialises it, whichever microbatch it is for; later ones add. An aborted write
 //! leaves a sum that nobody can trust, so it poisons the arena until the step is begun again. Every operation is checked
 //! first and changes nothing if it is refused.
@@ -362,19 +364,51 @@ impl GradArena {
         Ok(())
     }
 
+    /// A replayed step: everything that its rehearsal wrote and completed, as one transition from bound to final.
+    ///
+    /// # Errors
+    ///
+    /// QE0804: a place has no destination. QE0801: something is written already. QE0805: the arena is poisoned.
+    pub fn replay(&mut self) -> Result<(), ArenaError> {
+        self.sound()?;
+        for Entry { declared: Declared { name, .. }, bound, progress, complete } in &self.entries {
+            if bound.contains(&None) {
+                return refuse(Code::ArenaMismatch, format!("the gradient of `{name}` has no destination"));
+            }
+            if *complete || progress.iter().any(|progress| *progress != Progress::Missing) {
+                let message = format!("the gradient of `{name}` is written, and a replay would write it again");
+                return refuse(Code::ArenaDuplicate, message);
+            }
+        }
+        for entry in &mut self.entries {
+            entry.progress.fill(Progress::Done);
+            entry.complete = true;
+        }
+        Ok(())
+    }
+
+    /// Refuses unless a gradient is complete: what a reader asks.
+    ///
+    /// # Errors
+    ///
+    /// QE0802: it is not. QE0804: there is no such parameter. QE0805: the arena is poisoned.
+    pub fn require_final(&self, param: usize) -> Result<(), ArenaError> {
+        self.sound()?;
+        let Entry { declared, complete, .. } = self.entry(param)?;
+        if !complete {
+            return refuse(Code::ArenaMissing, format!("the gradient of `{}` is not complete", declared.name));
+        }
+        Ok(())
+    }
+
     /// Refuses unless every gradient is complete: what a commit asks.
     ///
     /// # Errors
     ///
-    /// QE0802: one is not. QE0805: the arena is poisoned.
+    /// As [`GradArena::require_final`].
     pub fn all_final(&self) -> Result<(), ArenaError> {
         self.sound()?;
-        match self.entries.iter().find(|entry| !entry.complete) {
-            None => Ok(()),
-            Some(Entry { declared, .. }) => {
-                refuse(Code::ArenaMissing, format!("the gradient of `{}` is not complete", declared.name))
-            }
-        }
+        (0..self.len()).try_for_each(|param| self.require_final(param))
     }
 
     fn sound(&self) -> Result<(), ArenaError> {

@@ -5,6 +5,7 @@
 
 mod exec;
 mod table;
+mod trial;
 
 use qeffect_core::dtype::Dtype;
 
@@ -45,8 +46,8 @@ impl CpuDevice {
         CpuDevice::default()
     }
 
-    /// A device that asks for what another one asks for: with it, code for GPUs is tested without one. Numbers are the
-    /// same bits.
+    /// A device that asks for what another one asks for: with it, code for GPUs is tested without one. Values are the
+    /// same; the terms of a product may be added in another order where an operand is stored the other way round.
     pub fn with_caps(caps: Caps) -> CpuDevice {
         CpuDevice { caps, ..CpuDevice::default() }
     }
@@ -102,6 +103,7 @@ impl Device for CpuDevice {
     }
 
     fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
+        trial::try_out(&mut self.table, &cmds)?;
         self.graphs.push(Some(cmds.into_boxed_slice()));
         Ok(GraphId((self.graphs.len() - 1) as u32))
     }
@@ -259,6 +261,41 @@ mod tests {
         for result in [device.launch(graph), device.drop_graph(graph), device.launch(GraphId(7))] {
             assert!(matches!(result, Err(DeviceError::UnknownGraph(_))));
         }
+    }
+
+    /// A list is refused as a whole when it is made, whatever stands before the command that would fail.
+    #[test]
+    fn a_list_that_would_be_refused_half_way_is_not_made() {
+        let mut device = CpuDevice::new();
+        let [a, b] = ["a", "b"].map(|name| alloc(&mut device, name, Dtype::F32, 4));
+        let (short, ids) = (alloc(&mut device, "short", Dtype::F32, 3), alloc(&mut device, "ids", Dtype::U32, 4));
+        let counter = alloc(&mut device, "counter", Dtype::U64, 1);
+        for buf in [a, b, short] {
+            device.issue(&Cmd::Fill { dst: buf, value: 1.5 }).unwrap();
+        }
+        device.issue(&Cmd::Fill { dst: ids, value: 1.0 }).unwrap();
+        let first = Cmd::Fill { dst: a, value: 2.0 };
+        for (cmd, message) in [
+            (Cmd::Add { a, b, out: a }, "add: `a` is written and used a second time"),
+            (Cmd::Add { a, b: ids, out: b }, "add: `ids` holds u32, not f32"),
+            (Cmd::Copy { src: a, dst: short }, "copy: `short` has 3 elements, not 4"),
+            // Flags hide nothing, whatever they are at the moment.
+            (Cmd::CopyIf { flag: ids, src: a, dst: short }, "copy: `short` has 3 elements, not 4"),
+            (Cmd::Advance { counter: a, unless: ids }, "advance: `a` holds f32, not u64"),
+            (Cmd::Fill { dst: Buf(99), value: 0.0 }, "buffer #99 does not belong to this device"),
+        ] {
+            let before: Vec<Vec<u8>> = [a, b, short, ids].map(|buf| bytes(&mut device, buf)).into();
+            let (issued, error) = (device.issued(), device.instantiate(vec![first.clone(), cmd]).unwrap_err());
+            assert_eq!(error.to_string(), message);
+            assert_eq!([a, b, short, ids].map(|buf| bytes(&mut device, buf)).to_vec(), before);
+            assert_eq!(device.issued(), issued);
+        }
+        device.issue(&Cmd::Fill { dst: counter, value: 7.0 }).unwrap();
+        device.issue(&Cmd::Fill { dst: ids, value: 0.0 }).unwrap();
+        let good = vec![first, Cmd::Copy { src: a, dst: b }, Cmd::Advance { counter, unless: ids }];
+        device.instantiate(good).unwrap();
+        assert_eq!(floats(&mut device, b), [1.5; 4], "a list that is made has touched nothing");
+        assert_eq!(bytes(&mut device, counter), 7u64.to_le_bytes());
     }
 
     #[test]

@@ -72,7 +72,7 @@ pub enum Error {
         source: Box<Error>,
     },
     /// A step met a value that is not finite. Nothing has changed but the step counter.
-    #[error("step {step}: {what}; nothing has changed")]
+    #[error("step {step}: {what}; nothing has changed [{}]", Code::NonFinite)]
     NotFinite {
         /// Attempt number of the step.
         step: u64,
@@ -111,6 +111,7 @@ impl Error {
             Error::Transport(error) => error.code(),
             Error::Schedule(report) => report.diagnostics.first().map(|fault| fault.code),
             Error::Action { source, .. } | Error::Rank { source, .. } => source.code(),
+            Error::NotFinite { .. } => Some(Code::NonFinite),
             _ => None,
         }
     }

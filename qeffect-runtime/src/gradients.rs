@@ -86,6 +86,12 @@ impl Grads {
         self.forget();
     }
 
+    /// A replayed step begins: all that its rehearsal wrote.
+    pub fn replay(&mut self) -> Result<()> {
+        self.begin_step();
+        Ok(self.arena.replay()?)
+    }
+
     /// The step is aborted: nothing is written until the next one begins.
     pub fn abort(&mut self) {
         self.arena.poison();
@@ -167,6 +173,16 @@ impl Grads {
             self.arena.finish(write, &destination(slot))?;
         }
         result
+    }
+
+    /// Refuses unless the gradient of a parameter is complete.
+    pub fn require_final(&self, param: ParamId) -> Result<()> {
+        Ok(self.arena.require_final(param.0)?)
+    }
+
+    /// Refuses unless every gradient is complete.
+    pub fn all_final(&self) -> Result<()> {
+        Ok(self.arena.all_final()?)
     }
 
     /// A parameter has all contributions.

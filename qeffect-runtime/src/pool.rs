@@ -3,6 +3,9 @@
 //! A lease is shared by count: the action that made a tensor holds one share, everything that retains it another one, so
 //! a tensor that two ops retain is stored once. Buffers are made when they are first needed and reused ever after; which
 //! free one is taken follows from their numbers and order alone, so the same order of actions always gets the same buffers.
+//!
+//! Tapes and works are counted apart and share the free buffers: two pools would need the sum of their peaks, one needs
+//! the peak of their sum.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -279,11 +279,12 @@ impl<S: Stage> RankState<S> {
         };
         let shard = &mut self.shard;
         let step = self.ledger.begin_replay(effects, |stage| shard.rolls(stage).unwrap_or_default())?;
-        let fed = shard.feed(batch, step).and_then(|()| {
-            shard.mark_rolls();
+        let fed = shard.begin_replay().and_then(|()| {
+            shard.feed(batch, step)?;
             shard.add_rolls(rolls)
         });
         if fed.is_err() {
+            shard.cancel_replay();
             self.ledger.abort_step();
         }
         fed
@@ -292,7 +293,7 @@ impl<S: Stage> RankState<S> {
     /// The list was not launched: some rank was not ready.
     pub fn cancel_joint(&mut self) -> Result<()> {
         if self.quiescent().is_err() {
-            self.shard.forget_rolls();
+            self.shard.cancel_replay();
             self.ledger.abort_step();
         }
         Ok(())
@@ -382,8 +383,8 @@ fn replay<S: Stage>(
     run: impl FnOnce(&mut Shard<S>, u64, &mut Aftermath) -> Result<()>,
 ) -> Result<StepOutcome, StepError<Error>> {
     let step = ledger.begin_replay(effects, |stage| shard.rolls(stage).unwrap_or_default())?;
-    let played = shard.feed(batch, step).and_then(|()| {
-        shard.mark_rolls();
+    let played = shard.begin_replay().and_then(|()| {
+        shard.feed(batch, step)?;
         run(shard, step, after)?;
         after.conclude(shard)
     });
@@ -392,6 +393,8 @@ fn replay<S: Stage>(
         Err(error) => {
             if after.began {
                 after.failure = shard.abort().err();
+            } else {
+                shard.cancel_replay();
             }
             ledger.abort_step();
             Err(StepError::Failed { action: Action::Step, error })

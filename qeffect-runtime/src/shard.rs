@@ -243,9 +243,11 @@ impl<S: Stage> Shard<S> {
         self.reals(master)
     }
 
-    /// The gradient of a parameter, complete after [`Shard::reduce`]: the mean over the step, not clipped.
+    /// The gradient of a parameter: the mean over the step, not clipped. Complete after [`Shard::reduce`]; refused
+    /// before it, and after an aborted step.
     pub fn gradient(&mut self, path: &str) -> Result<Vec<f64>> {
         let (part, index) = self.find(path)?;
+        self.parts[part].grads.require_final(ParamId(index))?;
         let grad = self.parts[part].state.params[index].grad;
         let factor = self.gradient_factor();
         Ok(self.reals(grad)?.into_iter().map(|sum| mean(grad.dtype, sum, factor)).collect())
@@ -444,6 +446,7 @@ impl<S: Stage> Shard<S> {
     /// those of the step's start.
     pub fn commit(&mut self) -> Result<()> {
         self.pool.quiescent()?;
+        self.parts.iter().try_for_each(|part| part.grads.all_final())?;
         let factor = self.gradient_factor();
         let device: &mut dyn Device = &mut self.device;
         let flag = self.run.flag;

@@ -10,16 +10,15 @@ mod common;
 
 use std::collections::BTreeMap;
 
+use common::how::{HOW, How, cut};
 use common::{Solo, batch};
-use qeffect_core::ids::Rank;
-use qeffect_core::plan::Checked;
+use qeffect_core::code::Code;
 use qeffect_core::recipe::Recipe;
 use qeffect_core::schedule::Update;
-use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cpu::CpuDevice;
-use qeffect_runtime::gpt::{GptConfig, GptStage};
+use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
-use qeffect_runtime::session::{Session, SessionConfig};
+use qeffect_runtime::session::SessionConfig;
 use qeffect_runtime::shard::Named;
 use qeffect_schedules::{further, library};
 
@@ -43,27 +42,15 @@ fn model(recipe: &str) -> GptConfig {
     GptConfig { vocab: 32, hidden: 16, heads: 2, ffn: 32, layers: 6, seq: 8, sequences: 2, recipe }
 }
 
-/// Uneven on purpose: a stage may hold one block, three, or only the embedding or the head.
-fn cut(stages: u32) -> &'static [usize] {
-    match stages {
-        1 => &[6],
-        2 => &[4, 2],
-        4 => &[1, 3, 2, 0],
-        8 => &[0, 1, 1, 1, 1, 1, 1, 0],
-        other => panic!("no cut for {other} stages"),
-    }
-}
-
 struct Reference {
     losses: Vec<f64>,
     norm: f64,
     values: BTreeMap<String, Named>,
 }
 
-fn reference(config: &GptConfig) -> Vec<Reference> {
+fn reference(config: &GptConfig, steps: u64) -> Vec<Reference> {
     let mut solo = Solo::new(config, &[config.layers], MICROBATCHES, OPTIM);
-    let steps = 0..STEPS;
-    steps
+    (0..steps)
         .map(|step| {
             let (_, verdict) = solo.step(&batch(config, step, MICROBATCHES));
             assert!(verdict.commit, "step {step}");
@@ -82,7 +69,7 @@ fn same(reference: &BTreeMap<String, Named>, found: &BTreeMap<String, Named>, wh
 
 fn every_schedule_gives_the_bits_of(recipe: &str) {
     let config = model(recipe);
-    let reference = reference(&config);
+    let reference = reference(&config, STEPS);
     // The run is one: weights learn, and the reference's own steps differ from each other.
     assert!(reference[19].losses.iter().sum::<f64>() < 0.97 * reference[0].losses.iter().sum::<f64>());
     let mut runs = 0;
@@ -92,11 +79,13 @@ fn every_schedule_gives_the_bits_of(recipe: &str) {
             let checked = entry.checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
             assert!(!checked.order_dependent, "{}", entry.name);
             let peaks = checked.plan.peaks.to_vec();
-            let blocks = cut(checked.schedule.stages);
+            let blocks = cut(checked.schedule.stages).unwrap();
             let evaluation = entry.evaluation().checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
             for how in HOW {
                 let stages = config.stages(blocks).unwrap();
-                let mut session = how.session(checked.clone(), stages, SessionConfig::new(OPTIM, config.tokens()));
+                let session_config = SessionConfig::new(OPTIM, config.tokens());
+                let session = how.session(checked.clone(), stages, session_config, || Box::new(CpuDevice::new()));
+                let mut session = session.unwrap();
                 let evaluation = session.evaluation(evaluation.clone()).unwrap();
                 for (step, want) in reference.iter().enumerate() {
                     let what = format!("{recipe}, {} on {ranks} ranks, {how:?}, step {step}", entry.name);
@@ -129,30 +118,6 @@ fn every_schedule_gives_the_bits_of(recipe: &str) {
     assert_eq!(runs, 21);
 }
 
-/// Every mode with a device per rank, and whole steps on one device for all ranks.
-#[derive(Clone, Copy, Debug)]
-enum How {
-    PerRank(CaptureMode),
-    OneDevice,
-}
-
-const HOW: [How; 4] = [
-    How::PerRank(CaptureMode::Eager),
-    How::PerRank(CaptureMode::Action),
-    How::PerRank(CaptureMode::Step),
-    How::OneDevice,
-];
-
-impl How {
-    fn session(self, checked: Checked, stages: Vec<GptStage>, config: SessionConfig) -> Session<GptStage> {
-        let session = match self {
-            How::PerRank(capture) => Session::new(checked, stages, SessionConfig { capture, ..config }),
-            How::OneDevice => Session::on_one_device(checked, stages, config, Box::new(CpuDevice::new())),
-        };
-        session.unwrap()
-    }
-}
-
 fn bits(values: &[f64]) -> Vec<u64> {
     values.iter().map(|value| value.to_bits()).collect()
 }
@@ -173,11 +138,12 @@ fn bf16_whose_state_is_the_weights_alone() {
 }
 
 /// Witness that the comparison can fail: out of order, delayed scaling gives other bits, and is refused unless allowed.
+/// I's and F's count alike; captured, an order that is allowed gives the bits that it has eagerly.
 #[test]
 fn an_order_that_does_not_ascend_is_refused_by_name_and_gives_other_bits() {
     qeffect_schedules::schedule! {
         /// Backwards in descending order.
-        descending<P, M>;
+        backwards<P, M>;
 
         ranks: P;
         microbatches: M;
@@ -189,24 +155,45 @@ fn an_order_that_does_not_ascend_is_refused_by_name_and_gives_other_bits() {
             for m in (0..M).rev() { B(r, m); }
         }
     }
-    let run = |recipe: &str, allow_order_dependent: bool| {
-        let config = model(recipe);
-        let checked = descending::build(2, i64::from(MICROBATCHES)).unwrap();
-        assert!(checked.order_dependent && checked.schedule.update == Update::Microbatch);
-        assert_eq!(checked.schedule.placement[1], Rank(1));
-        let stages = config.stages(cut(2)).unwrap();
-        let session_config = SessionConfig { allow_order_dependent, ..SessionConfig::new(OPTIM, config.tokens()) };
-        let mut session = Session::new(checked, stages, session_config)?;
-        for step in 0..4 {
-            session.step(batch(&config, step, MICROBATCHES))?;
+    qeffect_schedules::schedule! {
+        /// Forwards in descending order, backwards in ascending order.
+        forwards<P, M>;
+
+        ranks: P;
+        microbatches: M;
+        stages: P;
+        place: |s| s;
+
+        rank |r| {
+            for m in (0..M).rev() { F(r, m); }
+            for m in 0..M { I(r, m); W(r, m); }
         }
-        session.snapshot()
-    };
-    let by_microbatch = "fp8-delayed:history=4,update=microbatch";
-    let refused = run(by_microbatch, false).unwrap_err();
-    assert_eq!(refused.code(), Some(qeffect_core::code::Code::OrderDependent));
-    assert_ne!(run(by_microbatch, true).unwrap().values, reference(&model(by_microbatch))[3].values);
-    // Folds commute: with one move per step the order is free.
-    let by_step = "fp8-delayed:history=4,update=step";
-    same(&reference(&model(by_step))[3].values, &run(by_step, false).unwrap().values, "descending");
+    }
+    for checked in [backwards::build, forwards::build].map(|build| build(2, i64::from(MICROBATCHES)).unwrap()) {
+        let name = checked.schedule.name.to_string();
+        assert!(checked.order_dependent && checked.schedule.update == Update::Microbatch, "{name}");
+        let run = |how: How, recipe: &str, allow_order_dependent: bool| {
+            let config = model(recipe);
+            let stages = config.stages(cut(2).unwrap()).unwrap();
+            let session_config = SessionConfig { allow_order_dependent, ..SessionConfig::new(OPTIM, config.tokens()) };
+            let mut session = how.session(checked.clone(), stages, session_config, || Box::new(CpuDevice::new()))?;
+            for step in 0..4 {
+                session.step(batch(&config, step, MICROBATCHES))?;
+            }
+            session.snapshot()
+        };
+        let (by_microbatch, by_step) = ("fp8-delayed:history=4,update=microbatch", "fp8-delayed:history=4,update=step");
+        let ascending = reference(&model(by_microbatch), 4).pop().unwrap().values;
+        // Folds commute: with one move per step the order is free.
+        let folded = reference(&model(by_step), 4).pop().unwrap().values;
+        let mut wanted = None;
+        for how in HOW {
+            let refused = run(how, by_microbatch, false).unwrap_err();
+            assert_eq!(refused.code(), Some(Code::OrderDependent), "{name}, {how:?}");
+            let allowed = run(how, by_microbatch, true).unwrap().values;
+            assert_ne!(allowed, ascending, "{name}, {how:?}");
+            assert!(*wanted.get_or_insert_with(|| allowed.clone()) == allowed, "{name}, {how:?}");
+            same(&folded, &run(how, by_step, false).unwrap().values, &format!("{name}, {how:?}"));
+        }
+    }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use common::batch;
+use common::how::{HOW, How};
 use qeffect_core::code::Code;
 use qeffect_core::dtype::Dtype;
 use qeffect_core::plan::Checked;
@@ -46,12 +47,17 @@ struct Watch {
     seen: Vec<&'static str>,
     /// Which of them leaves a NaN behind.
     spoil: Option<usize>,
+    /// Names of the buffers that casts have written since the last [`Watch::arm`], before and after `Settle`.
+    casts: [Vec<String>; 2],
+    settled: bool,
 }
 
 impl Watch {
     fn arm(&mut self, spoil: Option<usize>) {
         self.seen.clear();
         self.spoil = spoil;
+        self.casts.iter_mut().for_each(Vec::clear);
+        self.settled = false;
     }
 }
 
@@ -107,8 +113,13 @@ impl Device for Watched {
     }
     fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
         self.device.issue(cmd)?;
-        let Some(buf) = output(cmd) else { return Ok(()) };
         let mut watch = self.watch.lock().unwrap();
+        watch.settled |= matches!(cmd, Cmd::Settle { .. });
+        if let Cmd::Quantise { codes, .. } = cmd {
+            let commits = usize::from(watch.settled);
+            watch.casts[commits].push(self.device.spec(*codes)?.name.clone());
+        }
+        let Some(buf) = output(cmd) else { return Ok(()) };
         watch.seen.push(cmd.name());
         if watch.spoil != Some(watch.seen.len() - 1) {
             return Ok(());
@@ -149,20 +160,6 @@ impl Device for Watched {
         self.device.drop_graph(graph)
     }
 }
-
-/// The three modes with a device per rank, and whole steps on one device for all.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum How {
-    PerRank(CaptureMode),
-    OneDevice,
-}
-
-const HOW: [How; 4] = [
-    How::PerRank(CaptureMode::Eager),
-    How::PerRank(CaptureMode::Action),
-    How::PerRank(CaptureMode::Step),
-    How::OneDevice,
-];
 
 fn session(
     how: How,
@@ -244,6 +241,33 @@ fn evaluation_between_captured_steps_leaves_no_trace() {
     }
 }
 
+// Case B11: a weight is cast by commit, once, and by no forward, whatever the mode; so there is no flag that a kernel could
+// ignore. Activations are cast by every forward.
+#[test]
+fn a_replayed_forward_casts_no_weight() {
+    let config = model();
+    for how in HOW {
+        let (mut session, watches) = session(how, zb_h1::<2, 4>(), &[1, 1], OnNonFinite::Skip);
+        for step in 0..3 {
+            watches.iter().for_each(|watch| watch.lock().unwrap().arm(None));
+            session.step(batch(&config, step, 4)).unwrap();
+            let casts = |at: usize| {
+                let of = |watch: &Arc<Mutex<Watch>>| watch.lock().unwrap().casts[at].clone();
+                let mut names: Vec<String> = watches.iter().flat_map(of).collect();
+                names.sort();
+                names
+            };
+            let (before, commit) = (casts(0), casts(1));
+            // x of nine products in F, dy of them in I, of every microbatch.
+            assert_eq!(before.len(), 4 * 2 * 9, "{how:?}");
+            assert!(before.iter().all(|name| !name.contains("weight")), "{how:?}: {before:?}");
+            assert_eq!(commit.len(), 9, "{how:?}: {commit:?}");
+            assert!(commit.windows(2).all(|pair| pair[0] != pair[1]), "{how:?}: {commit:?}");
+            assert!(commit.iter().all(|name| name.contains("weight")), "{how:?}: {commit:?}");
+        }
+    }
+}
+
 /// The first, middle and last of every kind of command.
 fn targets(seen: &[&'static str]) -> Vec<usize> {
     let mut places: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
@@ -292,7 +316,10 @@ fn a_nan_anywhere_changes_nothing(checked: &Checked, blocks: &[usize], kinds: &[
                     let error = stops.step(batch(&config, 2, 4)).unwrap_err();
                     match seen[at][target] {
                         "write_tag" => assert_eq!(error.code(), Some(Code::KeyMismatch), "{what}: {error}"),
-                        _ => assert!(matches!(error, Error::NotFinite { .. }), "{what}: {error}"),
+                        _ => {
+                            assert!(matches!(error, Error::NotFinite { .. }), "{what}: {error}");
+                            assert_eq!(error.code(), Some(Code::NonFinite), "{what}: {error}");
+                        }
                     }
                     assert!(error.to_string().contains("; nothing has changed"), "{error}");
                     assert!(state(stops.snapshot().unwrap()) == before, "{what}");
@@ -363,7 +390,7 @@ fn stop_says_which_loss_was_not_finite() {
         session.set_params(BTreeMap::from([(path.to_owned(), broken)])).unwrap();
         let error = session.step(batch(&config, 1, 4)).unwrap_err().to_string();
         assert!(error.starts_with("step 1: "), "{how:?}: {error}");
-        assert!(error.ends_with(" is not finite; nothing has changed"), "{how:?}: {error}");
+        assert!(error.ends_with(" is not finite; nothing has changed [QE0906]"), "{how:?}: {error}");
         session.set_params(BTreeMap::from([(path.to_owned(), values)])).unwrap();
         let losses = session.evaluate(&evaluation, batch(&config, 2, 4)).unwrap();
         assert!(losses.iter().all(|loss| loss.is_finite()));

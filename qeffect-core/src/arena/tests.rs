@@ -143,6 +143,36 @@ fn an_aborted_write_poisons_the_step_and_no_other() {
     assert!(!arena.is_poisoned(), "a write of an earlier step says nothing about this one");
 }
 
+#[test]
+fn a_replay_is_one_transition_to_what_the_long_way_leads_to() {
+    let mut replayed = arena(&[Places::One, Places::PerMicrobatch]);
+    let mut written = replayed.clone();
+    for param in 0..2 {
+        refused(&mut replayed, Code::ArenaMissing, |arena| arena.require_final(param));
+        (0..MICROBATCHES).for_each(|m| write(&mut written, param, m));
+        written.complete(param).unwrap();
+    }
+    replayed.replay().unwrap();
+    assert_eq!(replayed, written);
+    replayed.all_final().unwrap();
+    refused(&mut replayed, Code::ArenaDuplicate, GradArena::replay);
+    refused(&mut replayed, Code::ArenaDuplicate, |arena| arena.complete(0));
+    refused(&mut replayed, Code::ArenaDuplicate, |arena| arena.begin(1, 2));
+    // Half a step is none.
+    replayed.reset();
+    let open = replayed.begin(0, 1).unwrap();
+    refused(&mut replayed, Code::ArenaDuplicate, GradArena::replay);
+    replayed.abort(open);
+    refused(&mut replayed, Code::ArenaPoisoned, GradArena::replay);
+    refused(&mut replayed, Code::ArenaPoisoned, |arena| arena.require_final(1));
+    replayed.reset();
+    replayed.replay().unwrap();
+    replayed.poison();
+    refused(&mut replayed, Code::ArenaPoisoned, |arena| arena.require_final(0));
+    let mut unbound = GradArena::new(7, MICROBATCHES, [declared(0, Places::One)]);
+    refused(&mut unbound, Code::ArenaMismatch, GradArena::replay);
+}
+
 /// What a legal step is, as far as sets can say it.
 #[derive(Default)]
 struct Model {

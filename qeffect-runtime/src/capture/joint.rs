@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use qeffect_core::code::Code;
 use qeffect_core::ids::Microbatch;
 
 use super::record::{Entry, Far, Trace};
@@ -56,7 +57,7 @@ pub(crate) fn merge(device: &mut dyn Device, traces: Vec<Trace>) -> Result<Vec<C
                         if microbatch != port.microbatch {
                             let expected = port.microbatch;
                             let message = format!("edge {} brings microbatch {microbatch}, not {expected}", port.edge);
-                            return Err(Error::Config(message));
+                            return Err(Error::Contract { code: Code::FifoOrder, message });
                         }
                         ring.sent.pop_front();
                         ring.free.push(buf);
@@ -85,7 +86,8 @@ pub(crate) fn merge(device: &mut dyn Device, traces: Vec<Trace>) -> Result<Vec<C
             moved = true;
         }
         if !moved {
-            return Err(Error::Config("the ranks of a captured step wait for each other".into()));
+            let message = "the ranks of a captured step wait for each other".into();
+            return Err(Error::Contract { code: Code::Deadlock, message });
         }
     }
     Ok(cmds)
@@ -182,8 +184,8 @@ mod tests {
         let send = |edge, m| Entry::Send { port: port(edge, m), act: x };
         let crossed = vec![trace(vec![wait(0, 0), send(1, 0)]), trace(vec![wait(1, 0), send(0, 0)])];
         let error = merge(&mut device, crossed).unwrap_err();
-        assert_eq!(error.to_string(), "the ranks of a captured step wait for each other");
+        assert_eq!(error.to_string(), "the ranks of a captured step wait for each other [QE0401]");
         let swapped = vec![trace(vec![send(0, 1), send(0, 0)]), trace(vec![wait(0, 0)])];
-        assert_eq!(merge(&mut device, swapped).unwrap_err().to_string(), "edge 0 brings microbatch 1, not 0");
+        assert_eq!(merge(&mut device, swapped).unwrap_err().to_string(), "edge 0 brings microbatch 1, not 0 [QE0402]");
     }
 }

@@ -125,8 +125,8 @@ impl<S: Stage> Execute for Replayer<'_, '_, S> {
             return Err(Error::Config("an evaluation is not captured".into()));
         }
         self.step = step;
+        self.shard.begin_replay()?;
         self.shard.feed(self.batch, step)?;
-        self.shard.mark_rolls();
         self.next(Action::Step)
     }
 
@@ -197,7 +197,10 @@ impl<S: Stage> Execute for Replayer<'_, '_, S> {
     }
 
     fn abort(&mut self) {
-        let result = if self.after.began { self.shard.abort() } else { self.shard.abort_evaluation() };
-        self.after.failure = result.err();
+        if self.after.began {
+            self.after.failure = self.shard.abort().err();
+        } else {
+            self.shard.cancel_replay();
+        }
     }
 }

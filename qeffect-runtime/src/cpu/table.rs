@@ -3,6 +3,8 @@
 //! A command takes its outputs out of the table while it borrows its inputs, so nothing is allocated or copied, and an
 //! output that is also an input is found out by its absence.
 
+use std::collections::BTreeSet;
+
 use half::bf16;
 use qeffect_core::dtype::Dtype;
 
@@ -33,6 +35,18 @@ impl Data {
             Dtype::U32 => Data::U32(vec![0; elements]),
             Dtype::U64 => Data::U64(vec![0; elements]),
         }
+    }
+
+    /// Numbers are 1, codes, indices and flags 0.
+    fn ones(dtype: Dtype, elements: usize) -> Data {
+        let mut data = Data::new(dtype, elements);
+        match &mut data {
+            Data::F64(x) => x.fill(1.0),
+            Data::F32(x) => x.fill(1.0),
+            Data::Bf16(x) => x.fill(bf16::ONE),
+            Data::U8(_) | Data::U32(_) | Data::U64(_) | Data::Taken => {}
+        }
+        data
     }
 
     fn poison(&mut self) {
@@ -223,6 +237,23 @@ impl Table {
             self.entries[buf.index()].data = data;
         }
         result
+    }
+
+    /// Runs something with scratch memory in the place of these buffers: numbers are 1, everything else is 0.
+    pub(super) fn on_scratch<R>(&mut self, bufs: &BTreeSet<Buf>, run: impl FnOnce(&mut Table) -> R) -> Result<R> {
+        if let Some(unknown) = bufs.iter().find(|buf| buf.index() >= self.entries.len()) {
+            return Err(DeviceError::UnknownBuffer(*unknown));
+        }
+        let mut kept = Vec::with_capacity(bufs.len());
+        for buf in bufs {
+            let Entry { spec, data } = &mut self.entries[buf.index()];
+            kept.push(std::mem::replace(data, Data::ones(spec.dtype, spec.elements())));
+        }
+        let result = run(self);
+        for (buf, data) in bufs.iter().zip(kept) {
+            self.entries[buf.index()].data = data;
+        }
+        Ok(result)
     }
 
     /// An output that was taken out.

@@ -57,9 +57,16 @@ impl<S: Stage> Shard<S> {
         Ok(())
     }
 
-    /// Remembers the counts of rolls: a step begins.
-    pub(crate) fn mark_rolls(&self) {
+    /// A replayed step begins: the counts of rolls are remembered, and what it will write to gradients is entered.
+    pub(crate) fn begin_replay(&mut self) -> Result<()> {
         self.parts.iter().for_each(|part| part.state.mark_rolls());
+        self.parts.iter_mut().try_for_each(|part| part.grads.replay())
+    }
+
+    /// A replayed step ends before its first command.
+    pub(crate) fn cancel_replay(&mut self) {
+        self.forget_rolls();
+        self.parts.iter_mut().for_each(|part| part.grads.abort());
     }
 
     /// Takes the counts of rolls back to the start of the step.

@@ -1,6 +1,8 @@
 //! A driver of one rank without threads: the unsplit reference that everything else is compared with.
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
+pub mod how;
+
 use qeffect_core::bind::Gradients;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_core::recipe::Recipe;

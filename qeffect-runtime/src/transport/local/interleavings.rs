@@ -113,3 +113,87 @@ fn nobody_waits_for_a_rank_that_is_gone() {
         assert!(results[1].as_ref().is_err_and(TransportError::is_echo));
     });
 }
+
+/// Both receives are posted ahead of the one buffer: the second message waits until the first one's buffer is given back,
+/// and is never written into it while it is in use. At most two switches away from a thread that could go on.
+#[test]
+fn a_receive_buffer_is_handed_over_and_not_shared() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let results = two(
+            [edge(0, 1), None],
+            |link| {
+                for m in 0..2 {
+                    let mut bytes = link.source(0)?;
+                    bytes[0] = m as u8 + 7;
+                    link.send(0, tag(m), bytes)?;
+                }
+                link.finish();
+                Ok(())
+            },
+            |link| {
+                (0..2).try_for_each(|m| link.post(0, tag(m)))?;
+                let first = link.wait(0, tag(0))?;
+                {
+                    let mut state = lock(&link.fabric.state);
+                    let edge = state.edge(0)?;
+                    assert!(edge.free.is_empty() && edge.arrived.is_empty(), "the only buffer is in use");
+                }
+                assert_eq!(first, [7]);
+                link.release(0, first)?;
+                let second = link.wait(0, tag(1))?;
+                assert_eq!(second, [8]);
+                link.release(0, second)?;
+                let mut state = lock(&link.fabric.state);
+                assert_eq!(state.edge(0)?.free.len(), 1, "as many as there were");
+                drop(state);
+                link.finish();
+                Ok(())
+            },
+        );
+        assert_eq!(results, [Ok(()), Ok(())]);
+    });
+}
+
+/// Three ranks in a row, of which the middle one passes on what it is given: a buffer that has left one edge serves the
+/// next message of that edge, and none of another. At most two switches away from a thread that could go on.
+#[test]
+fn a_rank_in_the_middle_passes_messages_on() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let fabric = Arc::new(Fabric::<u32>::new(3, [edge(0, 1), edge(1, 2)]));
+        let pass = |link: Link<'_, u32>| -> Result<(), TransportError> {
+            link.post(0, tag(0))?;
+            let bytes = link.wait(0, tag(0))?;
+            let mut out = link.source(1)?;
+            out[0] = bytes[0] + 1;
+            link.release(0, bytes)?;
+            link.send(1, tag(0), out)?;
+            link.finish();
+            Ok(())
+        };
+        let (first, middle) = (fabric.clone(), fabric.clone());
+        let first = thread::spawn(move || {
+            let link = first.link(Rank(0));
+            let mut bytes = link.source(0)?;
+            bytes[0] = 7;
+            link.send(0, tag(0), bytes)?;
+            link.finish();
+            Ok::<(), TransportError>(())
+        });
+        let middle = thread::spawn(move || pass(middle.link(Rank(1))));
+        let link = fabric.link(Rank(2));
+        let last = (|| {
+            link.post(1, tag(0))?;
+            let bytes = link.wait(1, tag(0))?;
+            let got = bytes[0];
+            link.release(1, bytes)?;
+            Ok::<u8, TransportError>(got)
+        })();
+        link.finish();
+        assert_eq!((first.join().unwrap(), middle.join().unwrap(), last), (Ok(()), Ok(()), Ok(8)));
+        fabric.drained().unwrap();
+    });
+}
