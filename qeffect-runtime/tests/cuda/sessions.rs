@@ -288,7 +288,8 @@ impl Device for Spoiled {
         "spoiled"
     }
     fn caps(&self) -> Caps {
-        self.0.lock().unwrap().device.caps()
+        // Unfused, so that each kind of command is there to be spoiled; the bits are those of fused steps.
+        Caps { fuses: false, ..self.0.lock().unwrap().device.caps() }
     }
     fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
         let mut sites = self.0.lock().unwrap();
