@@ -1,9 +1,9 @@
 //! Capture: a step is written down once and replayed ever after.
 //!
-//! At start the ordinary driver runs one step over a [`record::Recorder`], which writes down every command and carries
+//! At start the ordinary driver runs one step over a `record::Recorder`, which writes down every command and carries
 //! out none, and over a rehearsal of the ledger; so capture leaves no trace. What it wrote down, a trace, is cut at its
-//! messages into lists of commands that the device launches as one ([`program`]), or, where all ranks share one device,
-//! merged into a single list ([`joint`]). A replayed step leases no buffer and asks the host nothing until its verdict.
+//! messages into lists of commands that the device launches as one (`program`), or, where all ranks share one device,
+//! merged into a single list (`joint`). A replayed step leases no buffer and asks the host nothing until its verdict.
 
 pub(crate) mod joint;
 pub(crate) mod program;

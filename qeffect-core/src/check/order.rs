@@ -1,7 +1,7 @@
 //! QE02: order of state transitions.
 //!
 //! On one rank program order orders everything, except inside `overlap`, whose branches may run at
-//! once: what they do to state ([`effects`](crate::effects)) must commute, and they must not need each
+//! once: what they do to state ([`crate::effects`]) must commute, and they must not need each
 //! other. Illegal: F(s, 0) and F(s, 1) in two branches where each F rolls the state of its stage.
 
 use super::place;

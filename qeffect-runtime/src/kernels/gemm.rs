@@ -145,7 +145,7 @@ pub struct GroupShape {
 
 /// `out = Σ op(a)ᵢ · op(b)ᵢ · factor[i]` over the members of a group, or that sum added to `out`.
 ///
-/// Each member's product has the bits that [`gemm`] gives it; products are added in order. `factors`: one per member, or
+/// Each member's product has the bits that [`gemm()`] gives it; products are added in order. `factors`: one per member, or
 /// none; those of FP8 operands themselves are not used.
 pub fn group_gemm<A: Real>(
     scratch: &mut Scratch<A>,
