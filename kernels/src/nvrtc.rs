@@ -42,9 +42,10 @@ pub struct Nvrtc {
 const COMPILATION: Status = 6;
 
 fn symbol<F: Copy>(found: &probe::Found, symbol: &'static str) -> Result<F> {
+    let probe::Found { library, handle, .. } = found;
     // SAFETY: each caller asks for the type that NVRTC's header declares for that name; the library is never unloaded.
-    unsafe { found.handle.get::<F>(symbol.as_bytes()) }.map(|function| *function).map_err(|error| Error::Symbol {
-        library: found.library,
+    unsafe { handle.get::<F>(symbol.as_bytes()) }.map(|function| *function).map_err(|error| Error::Symbol {
+        library: *library,
         symbol,
         message: error.to_string(),
     })

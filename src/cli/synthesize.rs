@@ -102,7 +102,7 @@ impl Synthesize {
                 Aim::Idle => Objective::Idle,
             },
         };
-        let (names, given) = self.library();
+        let (names, given) = self.handwritten();
         let found = match synthesize(&request, &given) {
             Ok(found) => found,
             Err(Infeasible::Request(what)) => return Err(Failure::Usage(what)),
@@ -136,7 +136,7 @@ impl Synthesize {
     }
 
     /// What the library has of that size and shape.
-    fn library(&self) -> (Vec<&'static str>, Vec<Checked>) {
+    fn handwritten(&self) -> (Vec<&'static str>, Vec<Checked>) {
         let size = Parameters {
             ranks: Some(i64::from(self.ranks)),
             microbatches: Some(i64::from(self.microbatches)),
