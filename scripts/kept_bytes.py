@@ -6,7 +6,7 @@
 The block of `gpt.py` in bfloat16 on the CPU, through the very functions that PyTorch's zero-bubble schedules call,
 `stage_backward_input` and `stage_backward_weight`. Counted are distinct storages, parameters aside: what autograd has
 saved and still holds after the forward, and after the input gradient that together with the gradients that wait for the
-weights. QEffect's side is the test `kept_bytes_of_the_gpt_block` of `qeffect-runtime/tests/kept_bytes.rs`.
+weights. QEffect's side is the test `kept_bytes_of_the_gpt_block` of `qeffect-runtime/tests/models/kept_bytes.rs`.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Random bodies of stages, each also as a program over a tape, for `qeffect-runtime/tests/stage_bodies.rs`.
+"""Random bodies of stages, each also as a program over a tape, for `qeffect-runtime/tests/models/stage_bodies.rs`.
 
-Usage: python3 scripts/stage_bodies.py > qeffect-runtime/tests/stage_bodies/bodies.rs
+Usage: python3 scripts/stage_bodies.py > qeffect-runtime/tests/models/stage_bodies/bodies.rs
 """
 
 import random

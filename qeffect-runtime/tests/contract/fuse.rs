@@ -1,11 +1,9 @@
 //! A real training step, recorded and replayed with its commands fused: the same bits in everything that a stage owns.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use common::{Solo, batch, small};
+use crate::common::{Solo, batch, small};
 use qeffect_core::bind::Gradients;
 use qeffect_runtime::cmd::Cmd;
 use qeffect_runtime::cpu::CpuDevice;

@@ -11,12 +11,10 @@
 //!
 //! Values that are not finite are in `capture.rs`; the same for the host's transaction alone in the ledger's own tests.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::batch;
-use common::how::{HOW, How};
+use crate::common::batch;
+use crate::common::how::{HOW, How};
 use qeffect_core::check::{Options, check};
 use qeffect_core::code::Code;
 use qeffect_core::ids::{Microbatch, Rank, Stage as StageId};

@@ -1,8 +1,6 @@
 //! The declared transport places sends and receives elsewhere in the programs of the ranks, and changes no number.
 
-mod common;
-
-use common::batch;
+use crate::common::batch;
 use qeffect_core::check::{Options, check};
 use qeffect_core::plan::Op;
 use qeffect_core::schedule::Transport;

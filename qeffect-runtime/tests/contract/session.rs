@@ -1,13 +1,11 @@
 //! Sessions when something goes wrong: a failure anywhere puts everything back, a value that is not finite changes
 //! nothing, and nobody waits for a rank that is gone.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::batch;
+use crate::common::batch;
 use qeffect_core::code::Code;
 use qeffect_core::ids::Rank;
 use qeffect_core::token::{Bwd, Fwd, Token};
@@ -35,7 +33,7 @@ const OPTIM: OptimConfig = OptimConfig {
 };
 
 fn model() -> GptConfig {
-    common::small("fp8-delayed:history=4")
+    crate::common::small("fp8-delayed:history=4")
 }
 
 const fn session_config(config: &GptConfig) -> SessionConfig {

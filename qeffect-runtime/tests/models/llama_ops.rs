@@ -1,8 +1,6 @@
 //! The ops of a Llama: their kernels against PyTorch's in f32, and a chain of all of them against finite differences in f64.
 
-mod golden;
-
-use golden::Golden;
+use crate::golden::Golden;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_core::token::{Bwd, Fwd, Token};
 use qeffect_runtime::cpu::CpuDevice;

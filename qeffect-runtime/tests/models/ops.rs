@@ -1,8 +1,6 @@
 //! The output and gradients of the kernel behind every op against PyTorch's, in f32.
 
-mod golden;
-
-use golden::{Golden, TOLERANCE};
+use crate::golden::{Golden, TOLERANCE};
 use qeffect_runtime::kernels::Scratch;
 use qeffect_runtime::kernels::attention::{AttentionShape, attention_backward, attention_forward};
 use qeffect_runtime::kernels::elementwise::column_sums;

@@ -1,11 +1,9 @@
 //! The Llama: every gradient of a step against PyTorch in float32 and against finite differences in f64, at odd sizes, and
 //! the same bits for every schedule, mode and cut.
 
-mod golden;
-
 use std::collections::BTreeMap;
 
-use golden::Golden;
+use crate::golden::Golden;
 use qeffect_core::plan::Checked;
 use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cpu::CpuDevice;

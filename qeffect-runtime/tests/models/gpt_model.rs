@@ -1,10 +1,7 @@
 //! The whole model against PyTorch in float32: every gradient of one step, and a training run of 20.
 
-mod common;
-mod golden;
-
-use common::Solo;
-use golden::{Golden, relative_error};
+use crate::common::Solo;
+use crate::golden::{Golden, relative_error};
 use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_runtime::data::Windows;
 use qeffect_runtime::gpt::GptConfig;

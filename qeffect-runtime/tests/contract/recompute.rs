@@ -1,8 +1,6 @@
 //! Recomputation: the tape that R makes has the bytes that F's would have had, and nothing moves twice.
 
-mod common;
-
-use common::{batch, small};
+use crate::common::{batch, small};
 use std::collections::BTreeMap;
 
 use qeffect_core::action::{Item, Kind};

@@ -6,12 +6,10 @@
 //! the gradient norm of every step, and again and again every gradient, parameter, moment, amax history, scale, cached
 //! weight, and the epochs.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::how::{HOW, How, cut};
-use common::{Solo, batch};
+use crate::common::how::{HOW, How, cut};
+use crate::common::{Solo, batch};
 use qeffect_core::code::Code;
 use qeffect_core::recipe::Recipe;
 use qeffect_core::schedule::Update;

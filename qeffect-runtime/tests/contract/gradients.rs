@@ -1,8 +1,6 @@
 //! Gradients of the whole model, op by op, against finite differences in f64.
 
-mod common;
-
-use common::{Solo, batch, small};
+use crate::common::{Solo, batch, small};
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::rng;
 use qeffect_runtime::stage::Stage;
@@ -11,7 +9,7 @@ use qeffect_runtime::stage::Stage;
 /// residual sums, embeddings, cross-entropy, and every linear layer.
 #[test]
 fn gradients_equal_finite_differences() {
-    let config = common::small("f64");
+    let config = crate::common::small("f64");
     let (microbatches, step) = (2, 1e-5);
     let mut solo = Solo::new(&config, &[1, 2, 1], microbatches, OptimConfig::default());
     // Away from the start, where biases are zero and gains one.

@@ -1,8 +1,6 @@
 //! Scales, histories, weight caches and gradient slots of one linear layer, number by number.
 
-mod common;
-
-use common::{Solo, batch, small};
+use crate::common::{Solo, batch, small};
 use half::bf16;
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;

@@ -1,13 +1,11 @@
 //! Captured steps: they allocate nothing, evaluation between them leaves no trace, and a value that is not finite,
 //! wherever it arises, changes nothing in any mode.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use common::batch;
-use common::how::{HOW, How};
+use crate::common::batch;
+use crate::common::how::{HOW, How};
 use qeffect_core::code::Code;
 use qeffect_core::dtype::Dtype;
 use qeffect_core::plan::Checked;

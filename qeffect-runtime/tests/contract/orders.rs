@@ -3,9 +3,7 @@
 //! The device is the cpu one, except that it plays a list in a random order of those that the effects of its commands
 //! leave; it asks for what a GPU asks for, so lists are split, fused and spread over buffers as they are there.
 
-mod common;
-
-use common::batch;
+use crate::common::batch;
 use qeffect_core::bind::Gradients;
 use qeffect_runtime::cmd::Cmd;
 use qeffect_runtime::cmd::effects::{Access, order};
@@ -112,7 +110,7 @@ fn run(model: &GptConfig, name: &str, ranks: i64, gradients: Gradients, seed: u6
 
 #[test]
 fn every_order_that_effects_allow_gives_the_same_bits() {
-    let model = common::small("fp8-delayed:history=4,update=microbatch");
+    let model = crate::common::small("fp8-delayed:history=4,update=microbatch");
     for gradients in [Gradients::Copied, Gradients::Coalesced] {
         for ranks in [1, 2] {
             let mut reference: Option<Snapshot> = None;

@@ -1,10 +1,8 @@
 //! Measured steps: the same bits as ever, every action once and in its order, on one clock for all ranks.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{batch, small};
+use crate::common::{batch, small};
 use qeffect_core::action::Kind;
 use qeffect_core::bind::GradientChoice;
 use qeffect_core::ids::{Microbatch, Rank, Stage};

@@ -3,12 +3,10 @@
 //!
 //! The reference is one stage on one rank without plan, ledger, threads or messages.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::how::{HOW, How, cut};
-use common::{Solo, batch};
+use crate::common::how::{HOW, How, cut};
+use crate::common::{Solo, batch};
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
 use qeffect_core::ids::Stage as StageId;

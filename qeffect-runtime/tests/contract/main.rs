@@ -1,0 +1,19 @@
+//! The contract on the cpu device: what may be run, what is refused, and that every way to run it gives the same bits.
+//!
+//! One binary, since what sessions are made of is compiled anew in each.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod bit_for_bit;
+mod capture;
+mod fuse;
+mod gradients;
+mod measured;
+mod orders;
+mod placements;
+mod recompute;
+mod session;
+mod state;
+mod transports;
+mod violations;
