@@ -13,6 +13,7 @@ use qeffect_runtime::device::{Caps, Device};
 use qeffect_runtime::gpt::{GptConfig, GptStage, GptTape, GptWork};
 use qeffect_runtime::optim::{OptimConfig, Verdict};
 use qeffect_runtime::shard::{Shard, ShardConfig};
+use qeffect_runtime::stage::Stage as _;
 
 pub fn small(recipe: &str) -> GptConfig {
     let recipe: Recipe = recipe.parse().unwrap();
@@ -101,6 +102,12 @@ impl Solo {
         let fwd = (0..count).map(|stage| Some(Token::first(StageId(stage)))).collect();
         let bwd = (0..count).map(|stage| Some(Token::first(StageId(stage)))).collect();
         Solo { shard, stages: count, microbatches, fwd, bwd }
+    }
+
+    /// Names of all parameters, by stage.
+    pub fn paths(&self) -> Vec<String> {
+        let of = |stage: &GptStage| stage.spec().params.iter().map(|param| param.path.clone()).collect::<Vec<_>>();
+        self.shard.stages().flat_map(|(_, stage)| of(stage)).collect()
     }
 
     pub fn begin(&mut self, batch: &[Windows]) {

@@ -1,5 +1,5 @@
 //! Every schedule that keeps microbatches ascending, on 1, 2 and 4 ranks, eager and captured, gives the bits of the
-//! unsplit model, with evaluations in between.
+//! unsplit model, with evaluations in between; its gradients copied or, where they ascend, accumulated in place.
 //!
 //! The reference is one stage on one rank, F(m) then its backward for m ascending, without plan, ledger, threads or
 //! messages. Compared over 20 steps, which is several times through the amax history: the loss of each microbatch and
@@ -8,17 +8,17 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::how::{HOW, How, cut};
+use crate::common::how::{Case, HOW, How, ascending, cut, weight_gradients_ascend};
 use crate::common::{Solo, batch};
+use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
 use qeffect_core::recipe::Recipe;
 use qeffect_core::schedule::Update;
 use qeffect_runtime::cpu::CpuDevice;
-use qeffect_runtime::gpt::GptConfig;
+use qeffect_runtime::gpt::{GptConfig, GptStage};
 use qeffect_runtime::optim::OptimConfig;
-use qeffect_runtime::session::SessionConfig;
+use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::shard::Named;
-use qeffect_schedules::{further, library};
 
 const STEPS: u64 = 20;
 const MICROBATCHES: u32 = 4;
@@ -35,9 +35,9 @@ const OPTIM: OptimConfig = OptimConfig {
     clip: 1.0,
 };
 
-fn model(recipe: &str) -> GptConfig {
+fn model(recipe: &str, layers: usize) -> GptConfig {
     let recipe: Recipe = recipe.parse().unwrap();
-    GptConfig { vocab: 32, hidden: 16, heads: 2, ffn: 32, layers: 6, seq: 8, sequences: 2, recipe }
+    GptConfig { vocab: 32, hidden: 16, heads: 2, ffn: 32, layers, seq: 8, sequences: 2, recipe }
 }
 
 struct Reference {
@@ -65,55 +65,60 @@ fn same(reference: &BTreeMap<String, Named>, found: &BTreeMap<String, Named>, wh
     assert!(differ.is_empty(), "{what}: {} of {} values differ: {differ:?}", differ.len(), reference.len());
 }
 
+/// Under `direct` too, wherever the plan's weight gradients ascend; elsewhere `bind` refuses it.
 fn every_schedule_gives_the_bits_of(recipe: &str) {
-    let config = model(recipe);
-    let reference = reference(&config, STEPS);
-    // The run is one: weights learn, and the reference's own steps differ from each other.
-    assert!(reference[19].losses.iter().sum::<f64>() < 0.97 * reference[0].losses.iter().sum::<f64>());
-    let mut runs = 0;
-    let ascending = further().iter().filter(|entry| ["zb_h2", "interleaved_zb"].contains(&entry.name));
-    for entry in library().iter().filter(|entry| !entry.eval).chain(ascending) {
-        for ranks in [1, 2, 4] {
-            let checked = entry.checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
-            assert!(!checked.order_dependent, "{}", entry.name);
-            let peaks = checked.plan.peaks.to_vec();
-            let blocks = cut(checked.schedule.stages).unwrap();
-            let evaluation = entry.evaluation().checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
-            for how in HOW {
-                let stages = config.stages(blocks).unwrap();
-                let session_config = SessionConfig::new(OPTIM, config.tokens());
-                let session = how.session(checked.clone(), stages, session_config, || Box::new(CpuDevice::new()));
-                let mut session = session.unwrap();
-                let evaluation = session.evaluation(evaluation.clone()).unwrap();
-                for (step, want) in reference.iter().enumerate() {
-                    let what = format!("{recipe}, {} on {ranks} ranks, {how:?}, step {step}", entry.name);
-                    let report = session.step(batch(&config, step as u64, MICROBATCHES)).unwrap();
-                    assert_eq!(bits(&report.losses), bits(&want.losses), "{what}");
-                    assert_eq!(report.grad_norm.to_bits(), want.norm.to_bits(), "{what}");
-                    assert_eq!(
-                        (report.step, report.epoch, report.skipped),
-                        (step as u64, step as u64 + 1, false),
-                        "{what}"
-                    );
-                    assert_eq!(report.peaks, peaks, "{what}: what was live is what the plan says");
-                    if step % 7 == 0 {
-                        // A look at other data leaves no trace, in this step's state or in those that follow.
-                        session.evaluate(&evaluation, batch(&config, 1000, MICROBATCHES)).unwrap();
-                    }
-                    if step % 5 == 4 || step < 2 {
-                        let snapshot = session.snapshot().unwrap();
-                        same(&want.values, &snapshot.values, &what);
-                        for version in snapshot.versions {
-                            let epochs = (version.weights(), version.cache());
-                            assert_eq!(epochs, (step as u64 + 1, Some(step as u64)), "{what}");
-                        }
-                    }
-                }
+    let references = [3, 6].map(|layers| {
+        let reference = reference(&model(recipe, layers), STEPS);
+        // The run is one: weights learn, and the reference's own steps differ from each other.
+        assert!(reference[19].losses.iter().sum::<f64>() < 0.97 * reference[0].losses.iter().sum::<f64>());
+        (layers, reference)
+    });
+    let (mut ran, mut refused) = (0, 0);
+    for case in ascending(MICROBATCHES) {
+        let config = model(recipe, case.layers());
+        let (_, reference) = references.iter().find(|(layers, _)| *layers == case.layers()).unwrap();
+        for (gradients, how) in [Gradients::Copied, Gradients::Direct].into_iter().flat_map(|g| HOW.map(|how| (g, how)))
+        {
+            let what = format!("{recipe}, {gradients:?}, {}, {how:?}", case.name);
+            let stages = config.stages(case.blocks).unwrap();
+            let session_config = SessionConfig { gradients, ..SessionConfig::new(OPTIM, config.tokens()) };
+            let session = how.session(case.checked.clone(), stages, session_config, || Box::new(CpuDevice::new()));
+            if gradients == Gradients::Direct && !weight_gradients_ascend(&case.checked, 1) {
+                assert_eq!(session.err().and_then(|error| error.code()), Some(Code::GradientsUnsupported), "{what}");
+                refused += 1;
+                continue;
             }
-            runs += 1;
+            run(&mut session.unwrap(), &case, &config, reference, &what);
+            ran += 1;
         }
     }
-    assert_eq!(runs, 21);
+    assert!(ran >= 2 * 4 * 18 && ran + refused >= 2 * 4 * 21, "{ran} ran, {refused} were refused");
+}
+
+/// Steps with evaluations in between, each compared with the reference.
+fn run(session: &mut Session<GptStage>, case: &Case, config: &GptConfig, reference: &[Reference], what: &str) {
+    let peaks = case.checked.plan.peaks.to_vec();
+    let evaluation = session.evaluation(case.evaluation.clone()).unwrap();
+    for (step, want) in reference.iter().enumerate() {
+        let what = format!("{what}, step {step}");
+        let report = session.step(batch(config, step as u64, MICROBATCHES)).unwrap();
+        assert_eq!(bits(&report.losses), bits(&want.losses), "{what}");
+        assert_eq!(report.grad_norm.to_bits(), want.norm.to_bits(), "{what}");
+        assert_eq!((report.step, report.epoch, report.skipped), (step as u64, step as u64 + 1, false), "{what}");
+        assert_eq!(report.peaks, peaks, "{what}: what was live is what the plan says");
+        if step % 7 == 0 {
+            // A look at other data leaves no trace, in this step's state or in those that follow.
+            session.evaluate(&evaluation, batch(config, 1000, MICROBATCHES)).unwrap();
+        }
+        if step % 5 == 4 || step < 2 {
+            let snapshot = session.snapshot().unwrap();
+            same(&want.values, &snapshot.values, &what);
+            for version in snapshot.versions {
+                let epochs = (version.weights(), version.cache());
+                assert_eq!(epochs, (step as u64 + 1, Some(step as u64)), "{what}");
+            }
+        }
+    }
 }
 
 fn bits(values: &[f64]) -> Vec<u64> {
@@ -171,7 +176,7 @@ fn an_order_that_does_not_ascend_is_refused_by_name_and_gives_other_bits() {
         let name = checked.schedule.name.to_string();
         assert!(checked.order_dependent && checked.schedule.update == Update::Microbatch, "{name}");
         let run = |how: How, recipe: &str, allow_order_dependent: bool| {
-            let config = model(recipe);
+            let config = model(recipe, 3);
             let stages = config.stages(cut(2).unwrap()).unwrap();
             let session_config = SessionConfig { allow_order_dependent, ..SessionConfig::new(OPTIM, config.tokens()) };
             let mut session = how.session(checked.clone(), stages, session_config, || Box::new(CpuDevice::new()))?;
@@ -181,9 +186,9 @@ fn an_order_that_does_not_ascend_is_refused_by_name_and_gives_other_bits() {
             session.snapshot()
         };
         let (by_microbatch, by_step) = ("fp8-delayed:history=4,update=microbatch", "fp8-delayed:history=4,update=step");
-        let ascending = reference(&model(by_microbatch), 4).pop().unwrap().values;
+        let ascending = reference(&model(by_microbatch, 3), 4).pop().unwrap().values;
         // Folds commute: with one move per step the order is free.
-        let folded = reference(&model(by_step), 4).pop().unwrap().values;
+        let folded = reference(&model(by_step, 3), 4).pop().unwrap().values;
         let mut wanted = None;
         for how in HOW {
             let refused = run(how, by_microbatch, false).unwrap_err();

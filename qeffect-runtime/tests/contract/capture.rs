@@ -1,16 +1,18 @@
 //! Captured steps: they allocate nothing, evaluation between them leaves no trace, and a value that is not finite,
 //! wherever it arises, changes nothing in any mode.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use crate::common::batch;
 use crate::common::how::{HOW, How};
+use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
 use qeffect_core::dtype::Dtype;
 use qeffect_core::plan::Checked;
 use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cmd::Cmd;
+use qeffect_runtime::cmd::effects::Mode;
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
 use qeffect_runtime::error::Error;
@@ -47,6 +49,9 @@ struct Watch {
     spoil: Option<usize>,
     /// Names of the buffers that casts have written since the last [`Watch::arm`], before and after `Settle`.
     casts: [Vec<String>; 2],
+    /// Buffers of gradients that commands have touched since the last [`Watch::arm`]: the command's name, and whether it
+    /// only reads.
+    gradients: BTreeSet<(String, Buf, &'static str, bool)>,
     settled: bool,
 }
 
@@ -55,6 +60,7 @@ impl Watch {
         self.seen.clear();
         self.spoil = spoil;
         self.casts.iter_mut().for_each(Vec::clear);
+        self.gradients.clear();
         self.settled = false;
     }
 }
@@ -117,6 +123,12 @@ impl Device for Watched {
             let commits = usize::from(watch.settled);
             watch.casts[commits].push(self.device.spec(*codes)?.name.clone());
         }
+        for access in cmd.effects(|_| None) {
+            let name = &self.device.spec(access.buf)?.name;
+            if name.contains("(gradient") {
+                watch.gradients.insert((name.clone(), access.buf, cmd.name(), access.mode == Mode::Read));
+            }
+        }
         let Some(buf) = output(cmd) else { return Ok(()) };
         watch.seen.push(cmd.name());
         if watch.spoil != Some(watch.seen.len() - 1) {
@@ -165,9 +177,17 @@ fn session(
     blocks: &[usize],
     on_nonfinite: OnNonFinite,
 ) -> (Session<GptStage>, Vec<Arc<Mutex<Watch>>>) {
-    let config = model();
-    let stages = config.stages(blocks).unwrap();
-    let session_config = SessionConfig { on_nonfinite, verify: true, ..SessionConfig::new(OPTIM, config.tokens()) };
+    let session_config = SessionConfig { on_nonfinite, verify: true, ..SessionConfig::new(OPTIM, model().tokens()) };
+    session_with(how, checked, blocks, session_config)
+}
+
+fn session_with(
+    how: How,
+    checked: &Checked,
+    blocks: &[usize],
+    session_config: SessionConfig,
+) -> (Session<GptStage>, Vec<Arc<Mutex<Watch>>>) {
+    let stages = model().stages(blocks).unwrap();
     let watches: Vec<Arc<Mutex<Watch>>> = match how {
         How::PerRank(_) => (0..checked.schedule.ranks).map(|_| Arc::default()).collect(),
         How::OneDevice => vec![Arc::default()],
@@ -215,8 +235,6 @@ fn a_replayed_step_allocates_nothing_and_launches_what_was_captured() {
     }
 }
 
-// Cases B19, B20 and B26: a replay writes the very gradients, parameters and moments that the eager step writes, named by
-// path, and what is read between replays is what the last one wrote.
 #[test]
 fn evaluation_between_captured_steps_leaves_no_trace() {
     let config = model();
@@ -236,6 +254,42 @@ fn evaluation_between_captured_steps_leaves_no_trace() {
         let (with, without) = (run(true), run(false));
         assert_eq!(with, without, "{how:?}");
         assert_eq!(*wanted.get_or_insert_with(|| with.clone()), with, "{how:?}");
+    }
+}
+
+// Case B20: the buffers that take gradients, and those that the optimizer reads, are the same in the twentieth step as in
+// the first, whatever ran in between.
+#[test]
+fn gradients_stay_where_they_were_captured() {
+    let config = model();
+    let plain = zb_h1::<2, 4>();
+    let grouped = plain.clone().coalesced(2).unwrap();
+    let placements = [(Gradients::Copied, plain), (Gradients::Direct, plain), (Gradients::Coalesced, &grouped)];
+    for ((gradients, checked), how) in placements.into_iter().flat_map(|placement| HOW.map(|how| (placement, how))) {
+        let what = format!("{gradients:?}, {how:?}");
+        let session_config = SessionConfig { gradients, ..SessionConfig::new(OPTIM, config.tokens()) };
+        let (mut session, watches) = session_with(how, checked, &[1, 1], session_config);
+        let evaluation = session.evaluation(eval_loop::build(2, 4, 1).unwrap()).unwrap();
+        let step = |session: &mut Session<GptStage>, step: u64| {
+            watches.iter().for_each(|watch| watch.lock().unwrap().arm(None));
+            session.step(batch(&config, step, 4)).unwrap();
+            watches.iter().map(|watch| watch.lock().unwrap().gradients.clone()).collect::<Vec<_>>()
+        };
+        let first = step(&mut session, 0);
+        for n in 1..19 {
+            session.evaluate(&evaluation, batch(&config, 100 + n, 4)).unwrap();
+            step(&mut session, n);
+        }
+        assert_eq!(step(&mut session, 19), first, "{what}");
+        let mut updated = 0;
+        for touched in &first {
+            let (optimizer, others): (Vec<_>, Vec<_>) = touched.iter().partition(|(_, _, cmd, _)| *cmd == "adamw");
+            let written: BTreeSet<Buf> = others.iter().filter(|(.., reads)| !reads).map(|(_, buf, ..)| *buf).collect();
+            assert!(optimizer.iter().all(|(_, buf, _, reads)| *reads && written.contains(buf)), "{what}: {touched:?}");
+            updated += optimizer.len();
+        }
+        let values = session.snapshot().unwrap().values;
+        assert_eq!(updated, values.keys().filter(|name| name.ends_with("/gradient")).count(), "{what}");
     }
 }
 

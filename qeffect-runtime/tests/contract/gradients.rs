@@ -1,23 +1,26 @@
-//! Gradients of the whole model, op by op, against finite differences in f64.
+//! Gradients of the whole model, op by op, against finite differences in f64; and those of a step against those of its
+//! microbatches.
 
+use std::collections::BTreeMap;
+
+use crate::common::how::HOW;
 use crate::common::{Solo, batch, small};
+use qeffect_core::bind::Gradients;
+use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::rng;
-use qeffect_runtime::stage::Stage;
+use qeffect_runtime::session::SessionConfig;
+use qeffect_schedules::zb_h1;
 
 /// Every parameter reaches the loss through different ops, so its gradient checks their backward: norms, attention, GELU,
 /// residual sums, embeddings, cross-entropy, and every linear layer.
 #[test]
 fn gradients_equal_finite_differences() {
-    let config = crate::common::small("f64");
+    let config = small("f64");
     let (microbatches, step) = (2, 1e-5);
     let mut solo = Solo::new(&config, &[1, 2, 1], microbatches, OptimConfig::default());
     // Away from the start, where biases are zero and gains one.
-    let paths: Vec<String> = solo
-        .shard
-        .stages()
-        .flat_map(|(_, stage)| stage.spec().params.iter().map(|param| param.path.clone()).collect::<Vec<_>>())
-        .collect();
+    let paths = solo.paths();
     for path in &paths {
         let stream = rng::name(path);
         let values: Vec<f64> = solo.shard.param(path).unwrap();
@@ -91,6 +94,51 @@ fn cutting_the_model_changes_no_bit() {
             assert_eq!(first.1.keys().collect::<Vec<_>>(), other.1.keys().collect::<Vec<_>>());
             for (name, value) in &first.1 {
                 assert!(*value == other.1[name], "{recipe}: `{name}` differs");
+            }
+        }
+    }
+}
+
+// Cases B19 and B26: in every mode and step the gradient of a parameter is the sum of what each microbatch gives that very
+// parameter, added in order; so a replay neither keeps an alias of what the next one overwrites nor starts from what
+// the last one left. Of parameters with equal shapes no two have the same gradient, so each has its own. In bf16 nothing
+// but the weights is carried on, and they are put back before each step.
+#[test]
+fn gradients_of_a_step_are_sums_over_its_microbatches_by_name() {
+    let config = small("bf16");
+    let (checked, microbatches) = (zb_h1::<2, 4>(), 4);
+    let optim = OptimConfig { steps: 3, ..OptimConfig::default() };
+    let steps: Vec<BTreeMap<String, Vec<f64>>> = (0..3)
+        .map(|step| {
+            let mut sums = BTreeMap::new();
+            for windows in batch(&config, step, microbatches) {
+                let mut solo = Solo::new(&config, &[config.layers], 1, optim);
+                solo.step(&[windows]);
+                for path in solo.paths() {
+                    let gradient = solo.shard.gradient(&path).unwrap();
+                    let sum = sums.entry(path).or_insert_with(|| vec![0.0; gradient.len()]);
+                    sum.iter_mut().zip(gradient).for_each(|(sum, x)| *sum = f64::from((*sum + x) as f32));
+                }
+            }
+            sums.values_mut().flatten().for_each(|sum| *sum /= f64::from(microbatches));
+            sums
+        })
+        .collect();
+    let gradients: Vec<&Vec<f64>> = steps[0].values().collect();
+    for (i, a) in gradients.iter().enumerate() {
+        assert!(gradients[..i].iter().all(|b| a != b), "two parameters have one gradient");
+    }
+    for (gradients, how) in [Gradients::Copied, Gradients::Direct].into_iter().flat_map(|g| HOW.map(|how| (g, how))) {
+        let session_config = SessionConfig { gradients, ..SessionConfig::new(optim, config.tokens()) };
+        let stages = config.stages(&[3, 1]).unwrap();
+        let mut session = how.session(checked.clone(), stages, session_config, || Box::new(CpuDevice::new())).unwrap();
+        let start: BTreeMap<String, Vec<f64>> =
+            steps[0].keys().map(|path| (path.clone(), session.param(path).unwrap())).collect();
+        for (step, want) in steps.iter().enumerate() {
+            session.set_params(start.clone()).unwrap();
+            session.step(batch(&config, step as u64, microbatches)).unwrap();
+            for (path, want) in want {
+                assert!(session.gradient(path).unwrap() == *want, "{gradients:?}, {how:?}, step {step}: `{path}`");
             }
         }
     }

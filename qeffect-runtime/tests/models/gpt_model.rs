@@ -6,7 +6,6 @@ use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_runtime::data::Windows;
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
-use qeffect_runtime::stage::Stage;
 
 const MICROBATCHES: u32 = 4;
 const STEPS: u64 = 20;
@@ -45,8 +44,7 @@ fn load(golden: &Golden, config: &GptConfig) -> Solo {
 
 /// Names of all parameters, ascending.
 fn paths(solo: &Solo) -> Vec<String> {
-    let params = solo.shard.stages().flat_map(|(_, stage)| &stage.spec().params);
-    let mut paths: Vec<String> = params.map(|param| param.path.clone()).collect();
+    let mut paths = solo.paths();
     paths.sort();
     paths
 }

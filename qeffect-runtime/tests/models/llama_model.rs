@@ -89,7 +89,8 @@ fn batch(config: &LlamaConfig, step: u64) -> Vec<Windows> {
     (0..MICROBATCHES).map(|m| Windows { tokens: ids(m, 0), targets: ids(m, 1) }).collect()
 }
 
-/// A sequence of one token, lengths and widths that are no multiples of anything, one head of keys for all.
+/// A sequence of one token, lengths and widths that are no multiples of anything, one head of keys for all. Case B13: a tied
+/// gradient is the sum of both ends.
 #[test]
 fn gradients_equal_finite_differences_at_odd_sizes() {
     for (seq, heads, kv_heads, head_dim, tied) in [(1, 2, 1, 2, false), (5, 3, 3, 2, true), (7, 4, 1, 6, false)] {
@@ -168,6 +169,7 @@ fn trained(
     (numbers, values.collect())
 }
 
+// Case B40: ends of a tie on one rank or on two end with the same gradients and weights, whatever the order.
 #[test]
 fn every_schedule_gives_the_bits_of_the_uncut_model() {
     let recipes = ["fp8-delayed:history=4", "fp8-delayed:history=4,update=step", "bf16"];
