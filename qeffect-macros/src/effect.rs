@@ -4,7 +4,7 @@ use proc_macro2::{Ident, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
-use syn::{ImplItem, ItemImpl, Token, parenthesized};
+use syn::{Block, Expr, ExprReturn, ImplItem, ItemImpl, Local, Stmt, Token, parenthesized};
 
 use crate::faults::Faults;
 use crate::options::{Options, crate_path};
@@ -35,6 +35,10 @@ impl Parse for Declared {
                 if variant(&role).is_none() {
                     let text = "the state of an op is in the cells `input`, `weight` and `grad_output`";
                     return Err(syn::Error::new(role.span(), text));
+                }
+                if role == "weight" && how != "read" {
+                    let text = "the cells of weights move once per step, in `refresh`: an op declares `read(weight)`";
+                    return Err(syn::Error::new(how.span(), text));
                 }
                 declared.cells.push((how.clone(), role));
             }
@@ -101,10 +105,12 @@ fn add(block: &mut ItemImpl, declared: &Declared, faults: &mut Faults) {
 }
 
 /// Methods of the context that move state, and which.
-const MOVES: [(&str, &str); 4] = [
+const MOVES: [(&str, &str); 6] = [
     ("quantise_input", "input"),
+    ("quantise_input_of", "input"),
     ("roll_forward", "input"),
     ("quantise_grad", "grad_output"),
+    ("quantise_grad_of", "grad_output"),
     ("roll_backward", "grad_output"),
 ];
 
@@ -124,16 +130,86 @@ pub fn check(block: &ItemImpl, moved: Option<&[String]>, faults: &mut Faults) {
                 let help = "`cx.quantise_frozen` reads the scale in force and leaves no trace";
                 faults.add(ident, format!("`{ident}` moves state, and evaluation leaves none behind"), help);
             }),
-            _ => each_move(body, &mut |ident, cell| {
-                if let Some(moved) = moved
-                    && !moved.iter().any(|declared| declared == cell)
-                {
-                    let help = format!("declare it: `write({cell})`");
-                    faults.add(ident, format!("`{ident}` moves the cell `{cell}`, which is not declared"), &help);
-                }
-            }),
+            _ => {
+                in_order(&function.block, faults);
+                each_move(body, &mut |ident, cell| {
+                    if let Some(moved) = moved
+                        && !moved.iter().any(|declared| declared == cell)
+                    {
+                        let help = format!("declare it: `write({cell})`");
+                        faults.add(ident, format!("`{ident}` moves the cell `{cell}`, which is not declared"), &help);
+                    }
+                });
+            }
         }
     }
+}
+
+/// State moves in statements of their own, so that the order of effects is that of the text: what stands inside a larger
+/// expression may run later, or not at all, as in a closure, behind `&&`, or in the arguments of a macro.
+fn in_order(block: &Block, faults: &mut Faults) {
+    for statement in &block.stmts {
+        match statement {
+            Stmt::Local(Local { init: Some(init), .. }) => {
+                spine(&init.expr, faults);
+                if let Some((_, otherwise)) = &init.diverge {
+                    spine(otherwise, faults);
+                }
+            }
+            Stmt::Expr(expr, _) => spine(expr, faults),
+            Stmt::Macro(call) => nested(call, faults),
+            Stmt::Local(_) | Stmt::Item(_) => {}
+        }
+    }
+}
+
+/// An expression whose value a statement takes: calls that move state may be all of it, or head one of its blocks.
+fn spine(expr: &Expr, faults: &mut Faults) {
+    match expr {
+        Expr::Try(inner) => spine(&inner.expr, faults),
+        Expr::Paren(inner) => spine(&inner.expr, faults),
+        Expr::Return(ExprReturn { expr: Some(inner), .. }) => spine(inner, faults),
+        Expr::Block(inner) => in_order(&inner.block, faults),
+        Expr::If(inner) => {
+            match &*inner.cond {
+                Expr::Let(cond) => spine(&cond.expr, faults),
+                cond => nested(cond, faults),
+            }
+            in_order(&inner.then_branch, faults);
+            if let Some((_, otherwise)) = &inner.else_branch {
+                spine(otherwise, faults);
+            }
+        }
+        Expr::Match(inner) => {
+            spine(&inner.expr, faults);
+            for arm in &inner.arms {
+                if let Some((_, guard)) = &arm.guard {
+                    nested(guard, faults);
+                }
+                spine(&arm.body, faults);
+            }
+        }
+        Expr::ForLoop(inner) => {
+            nested(&inner.expr, faults);
+            in_order(&inner.body, faults);
+        }
+        Expr::Assign(inner) => {
+            nested(&inner.left, faults);
+            spine(&inner.right, faults);
+        }
+        Expr::MethodCall(call) => {
+            spine(&call.receiver, faults);
+            nested(&call.args, faults);
+        }
+        other => nested(other, faults),
+    }
+}
+
+fn nested(tokens: &impl ToTokens, faults: &mut Faults) {
+    each_move(tokens.to_token_stream(), &mut |ident, _| {
+        let help = "bind its result by `let` in a statement of its own: effects happen in the order of statements";
+        faults.add(ident, format!("`{ident}` moves state inside an expression"), help);
+    });
 }
 
 fn each_move(body: TokenStream, found: &mut impl FnMut(&Ident, &str)) {

@@ -140,7 +140,7 @@ pub fn implementation(krate: &TokenStream, generics: &Generics, name: &Ident, pa
         #[automatically_derived]
         impl #impl_generics ::core::clone::Clone for #name #ty_generics
         where
-            for<'__fence> #krate::retained::Fence<'__fence>: ::core::clone::Clone,
+            for<'__once> #krate::retained::ConsumedExactlyOnce<'__once>: ::core::clone::Clone,
             #conditions
         {
             fn clone(&self) -> Self {

@@ -3,14 +3,18 @@
 mod body;
 pub mod emit;
 mod read;
+#[cfg(test)]
+mod tests;
 mod written;
 
 use proc_macro2::{Span, TokenStream};
-use quote::{quote, quote_spanned};
-use syn::{Item, ItemFn};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::parse::{Parse, ParseStream};
+use syn::{Attribute, Block, Item, ItemFn, braced};
 
 use crate::faults::Faults;
 use crate::options::Options;
+use body::Scope;
 use emit::{Emitter, Functions, hygienic, pack};
 use read::Signature;
 
@@ -22,23 +26,47 @@ pub fn expand(options: TokenStream, item: TokenStream) -> TokenStream {
         Options::default()
     });
     let expanded = match syn::parse2::<Item>(item.clone()) {
-        Ok(Item::Fn(function)) => expand_function(&options, &function, &mut faults),
+        Ok(Item::Fn(function)) => {
+            let read = read::function(&function, &mut faults);
+            expand_function(&options, &function, &function, read, &faults)
+        }
         Ok(Item::Impl(block)) => written::expand(&options, block, &mut faults),
         Ok(other) => {
             faults.add(&other, "`#[stage]` stands on a function or on an `impl`", "");
             item
         }
-        // What an editor sees while a body is typed: the function as it is.
+        // What an editor sees while a body is typed: the function as it is, and its type for those that call it.
         Err(error) => {
             faults.parse(&error);
-            item
+            match syn::parse2::<Unfinished>(item.clone()) {
+                Ok(Unfinished(function)) => {
+                    let read = read::head(&function, &mut faults);
+                    expand_function(&options, &function, &item, read, &faults)
+                }
+                Err(_) => item,
+            }
         }
     };
     let errors = faults.errors();
     quote!(#expanded #errors)
 }
 
-/// The function as it is, and beside it a type of its name:
+/// A function whose body cannot be read yet; that is left out here.
+struct Unfinished(ItemFn);
+
+impl Parse for Unfinished {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Unfinished> {
+        let attrs = input.call(Attribute::parse_outer)?;
+        let (vis, sig) = (input.parse()?, input.parse()?);
+        let body;
+        let brace_token = braced!(body in input);
+        body.parse::<TokenStream>()?;
+        let block = Box::new(Block { brace_token, stmts: Vec::new() });
+        Ok(Unfinished(ItemFn { attrs, vis, sig, block }))
+    }
+}
+
+/// The function as it is, which is `shown`, and beside it a type of its name:
 ///
 /// ```text
 /// fn block(x: Act, w: &Block) -> Act { .. }
@@ -49,14 +77,19 @@ pub fn expand(options: TokenStream, item: TokenStream) -> TokenStream {
 ///     impl Op for block { .. }
 /// };
 /// ```
-fn expand_function(options: &Options, function: &ItemFn, faults: &mut Faults) -> TokenStream {
-    let read = read::function(function, faults);
+fn expand_function(
+    options: &Options,
+    function: &ItemFn,
+    shown: &impl ToTokens,
+    read: Option<(Signature, Option<Scope>)>,
+    faults: &Faults,
+) -> TokenStream {
     // What is wrong with a name is said once.
     let said = (!faults.none()).then(|| quote!(#[allow(unused_variables)]));
     let witness = quote! {
         #[allow(dead_code, unused_mut, clippy::needless_pass_by_value, clippy::let_and_return)]
         #said
-        #function
+        #shown
     };
     let Some((signature, scope)) = read else {
         // The type exists all the same: uses of it are no faults of theirs.

@@ -78,10 +78,10 @@ impl Layout {
     }
 }
 
-/// Never `Clone`: what makes a second implementation of `Clone` for retained work a conflict.
+/// Never `Clone`: what makes a second implementation of `Clone` for retained work a conflict. Messages of the compiler name it.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Fence<'a>(PhantomData<&'a ()>);
+pub struct ConsumedExactlyOnce<'a>(PhantomData<&'a ()>);
 
 impl Retained for Kept {
     fn layout(&self, layout: &mut Layout) {

@@ -252,13 +252,16 @@ impl<'a> Emitter<'a> {
                     let (op, param) = (self.op(call), self.param(call));
                     let (inputs, outputs) = (vars(&call.inputs), vars(&call.outputs));
                     let (at, inputs) = (at_op(call), located(inputs, call));
+                    // Bound by themselves, so that what is wrong with them is said once for F and evaluation.
+                    let input = quote_spanned!(at=> let input: #op::Input = #inputs;);
                     match names {
                         Some(_) => quote_spanned! {at=>
                             #param
-                            let (#outputs, #tape, after) = #op::forward(cx, #inputs, param, token)?;
+                            #input
+                            let (#outputs, #tape, after) = #op::forward(cx, input, param, token)?;
                             token = after;
                         },
-                        None => quote_spanned!(at=> #param let #outputs = #op::evaluate(cx, #inputs, param)?;),
+                        None => quote_spanned!(at=> #param #input let #outputs = #op::evaluate(cx, input, param)?;),
                     }
                 }
                 Item::Alias { from, to } => {

@@ -54,6 +54,12 @@ struct Reader<'f> {
     config: Vec<String>,
 }
 
+/// Reads a function whose body is not there yet.
+pub fn head(function: &ItemFn, faults: &mut Faults) -> Option<(Signature, Option<Scope>)> {
+    let (signature, _) = signature::read(&function.sig, faults)?;
+    Some((signature, None))
+}
+
 /// Reads a function. Faults are reported; after some of them its body, or its signature too, stays unknown.
 pub fn function(function: &ItemFn, faults: &mut Faults) -> Option<(Signature, Option<Scope>)> {
     let (signature, inputs) = signature::read(&function.sig, faults)?;
@@ -464,7 +470,9 @@ impl Reader<'_> {
             outputs.push(after);
             rebound.push((declared, after, at));
         }
-        for (here, there) in [(&then, &other), (&other, &then)] {
+        // A branch with a fault may use more than was read of it.
+        let whole = self.faults.count() == faults;
+        for (here, there) in [(&then, &other), (&other, &then)].into_iter().filter(|_| whole) {
             for (var, (_, at)) in here.captured.iter().filter(|(var, _)| !there.captured.contains_key(*var)) {
                 let message = format!("`{}` is used in one branch only", self.made[*var].name);
                 self.faults.at(*at, message, "compute it inside that branch, or use it in both");

@@ -1,24 +1,23 @@
 //! What the compiler says about broken schedules and drivers, and what it must accept.
 //!
 //! The texts under `tests/ui` are part of the product: after a change, write them anew with
-//! `TRYBUILD=overwrite cargo test --test ui` and read the difference.
+//! `BLESS=1 cargo test --test ui` and read the difference.
+#![allow(missing_docs)]
 
-use std::path::{Path, PathBuf};
+mod compiler;
+
+use std::path::PathBuf;
+
+use compiler::Expect::{Accepted, Refused};
 
 #[test]
 fn ui() {
-    let cases = trybuild::TestCases::new();
-    cases.compile_fail("tests/ui/schedule/*.rs");
-    cases.compile_fail("tests/ui/driver/*.rs");
-    cases.pass("tests/ui/pass/*.rs");
+    compiler::run(&[("schedule", Refused), ("driver", Refused), ("stage", Refused), ("pass", Accepted)]);
 }
 
 fn texts(folder: &str) -> Vec<(PathBuf, String)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ui").join(folder);
-    let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "stderr"));
-    files.sort();
-    files.iter().map(|path| (path.clone(), std::fs::read_to_string(path).unwrap())).collect()
+    let files = compiler::files(folder, "stderr");
+    files.into_iter().map(|path| (path.clone(), std::fs::read_to_string(path).unwrap())).collect()
 }
 
 /// Messages speak of schedules, not of the types that implement them.
@@ -114,7 +113,7 @@ fn three_faults_are_shown_at_once() {
 #[test]
 fn the_readme_shows_what_the_compiler_says() {
     let (_, text) = texts("schedule").into_iter().find(|(path, _)| path.ends_with("readme.stderr")).unwrap();
-    let text = text.replace("$DIR/", "").replace("tests/ui/schedule/readme.rs", "src/main.rs");
-    let readme = include_str!("../README.md");
+    let text = text.replace("tests/ui/schedule/readme.rs", "src/main.rs");
+    let readme = include_str!("../../README.md");
     assert!(readme.contains(text.trim_end()), "{text}");
 }

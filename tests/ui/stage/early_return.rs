@@ -1,0 +1,20 @@
+use qeffect::model::*;
+
+#[derive(Params)]
+struct Mlp {
+    up: Linear,
+    down: Linear,
+    #[params(config)]
+    gated: bool,
+}
+
+#[stage]
+fn mlp(x: Act, w: &Mlp) -> Act {
+    let h = linear(x, &w.up);
+    if w.gated {
+        return h;
+    }
+    linear(h, &w.down)
+}
+
+fn main() {}

@@ -1,0 +1,19 @@
+use qeffect::model::*;
+
+#[derive(Params)]
+struct Mlp {
+    up: Linear,
+    down: Linear,
+}
+
+fn double(x: Act) -> Act {
+    x
+}
+
+#[stage]
+fn mlp(x: Act, w: &Mlp) -> Act {
+    let h = double(linear(x, &w.up));
+    linear(h, &w.down)
+}
+
+fn main() {}

@@ -1,0 +1,18 @@
+use qeffect::model::*;
+
+#[derive(Params)]
+struct Mlp {
+    up: Linear,
+    down: Linear,
+    #[params(config)]
+    gated: bool,
+}
+
+#[stage]
+fn mlp(x: Act, w: &Mlp) -> Act {
+    let h = linear(x, &w.up);
+    let g = gelu(h);
+    if w.gated { add(h, g) } else { h }
+}
+
+fn main() {}

@@ -1,0 +1,16 @@
+use qeffect::model::*;
+
+#[derive(Params)]
+struct Mlp {
+    up: Linear,
+    down: Linear,
+    #[params(config)]
+    gated: bool,
+}
+
+#[stage]
+fn mlp(x: Act, w: &Mlp) -> Act {
+    x + linear(x, &w.up)
+}
+
+fn main() {}
