@@ -100,7 +100,7 @@ fn main() -> Outcome<()> {
         down: Linear::of([64, HIDDEN]).init(Init::Normal(0.1)),
         head: Linear::of([HIDDEN, VOCAB]).unbiased().init(Init::Normal(0.1)),
     };
-    let stage: Built<model, Model> = Built::new(recipe, [SEQ, HIDDEN], params)?;
+    let stage: Built<model, Model> = Built::new(recipe, [SEQ, HIDDEN], params);
     let optim = OptimConfig { steps: 40, warmup: 4, peak: 1e-2, floor: 1e-3, ..OptimConfig::default() };
     let mut session = Session::new(gpipe::build(1, 2)?, vec![stage], SessionConfig::new(optim, SEQ))?;
 

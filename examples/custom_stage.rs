@@ -79,8 +79,8 @@ fn main() -> Result<()> {
     // The stages of a pipeline are of one type: the first, those inside (none here), the last, the whole model.
     type Part = Cut<Built<front, Front>, Built<mlp, Mlp>, Built<back, Back>, Built<back, Back>>;
     let stages: Vec<Part> = vec![
-        Cut::First(Built::new(recipe, boundary, Front { embedding, layers: layers(0, 2) })?),
-        Cut::Last(Built::new(recipe, boundary, Back { layers: layers(2, 1), head })?),
+        Cut::First(Built::new(recipe, boundary, Front { embedding, layers: layers(0, 2) })),
+        Cut::Last(Built::new(recipe, boundary, Back { layers: layers(2, 1), head })),
     ];
     let steps = 60;
     let optim = OptimConfig { steps, warmup: 5, peak: 1e-2, floor: 1e-3, ..OptimConfig::default() };

@@ -3,9 +3,9 @@
 
     python scripts/goldens.py [--out qeffect-runtime/tests/golden] [--dtype float32|float64]
 
-Five files: `ops` and `llama_ops` (inputs, outputs and gradients of every op), `model` and `llama` (parameters, loss and
-every gradient of one step over several microbatches) and `curve` (a 20-step training run: initial and final parameters, batches, learning rates,
-losses, norms). Inputs are drawn in float32 from fixed seeds whatever --dtype says, so that float64 answers the very same
+Six files: `ops` and `llama_ops` (inputs, outputs and gradients of every op), `model`, `llama` and `llama_tied` (parameters,
+loss and every gradient of one step over several microbatches) and `curve` (a 20-step training run: initial and final
+parameters, batches, learning rates, losses, norms). Inputs are drawn in float32 from fixed seeds whatever --dtype says, so that float64 answers the very same
 question; the committed files are float32.
 """
 
@@ -24,6 +24,7 @@ from llama import Llama, grouped_attention, rotate
 
 CONFIG = {"vocab": 64, "hidden": 32, "heads": 4, "ffn": 64, "layers": 4, "seq": 16}
 LLAMA = {"vocab": 64, "hidden": 24, "heads": 6, "kv_heads": 2, "ffn": 40, "layers": 3, "rotary_base": 500.0}
+LLAMA_TIED = LLAMA | {"layers": 2, "tied": True}
 LLAMA_SEQ = 13
 MICROBATCHES = 4
 SEQUENCES = 2
@@ -249,6 +250,7 @@ def main() -> None:
     adam = {"decay": DECAY, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS}
     model = CONFIG | {"microbatches": MICROBATCHES, "sequences": SEQUENCES}
     llama = LLAMA | {"seq": LLAMA_SEQ, "microbatches": MICROBATCHES, "sequences": SEQUENCES}
+    tied = llama | LLAMA_TIED
     curve = model | adam | {"steps": STEPS, "clip": CLIP}
 
     args.out.mkdir(parents=True, exist_ok=True)
@@ -257,6 +259,7 @@ def main() -> None:
         ("llama_ops", llama_op_goldens(dtype), {"eps": LAYER_NORM_EPS}),
         ("model", model_goldens(GPT(**CONFIG), dtype, (2, 3), CONFIG["seq"]), model),
         ("llama", model_goldens(Llama(**LLAMA), dtype, (7, 8), LLAMA_SEQ), llama),
+        ("llama_tied", model_goldens(Llama(**LLAMA_TIED), dtype, (9, 10), LLAMA_SEQ), tied),
         ("curve", curve_goldens(dtype), curve),
     ):
         path = args.out / f"{name}.safetensors"

@@ -1,8 +1,8 @@
 """The second reference model in PyTorch: a byte-level Llama whose parameter names and shapes are QEffect's.
 
 Parameters: wte, blocks.{i}.{attention_norm,mlp_norm}.weight, blocks.{i}.{qkv,proj,gate_up,down}.weight, norm.weight,
-head.weight. Matrices are [out, in], row-major; `qkv` is packed [q; k; v], `gate_up` [gate; up]; nothing has a bias and
-the head is not tied to wte.
+head.weight, which a tied model has not: its head is wte. Matrices are [out, in], row-major; `qkv` is packed [q; k; v],
+`gate_up` [gate; up]; nothing has a bias.
 """
 
 import torch
@@ -56,16 +56,27 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Embedding, `layers` blocks, final norm and a head of its own."""
+    """Embedding, `layers` blocks, final norm and a head, of its own or with the weight of the embedding."""
 
     def __init__(
-        self, *, vocab: int, hidden: int, heads: int, kv_heads: int, ffn: int, layers: int, rotary_base: float
+        self,
+        *,
+        vocab: int,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        ffn: int,
+        layers: int,
+        rotary_base: float,
+        tied: bool = False,
     ):
         super().__init__()
         self.wte = nn.Parameter(torch.empty(vocab, hidden))
         self.blocks = nn.ModuleList(Block(hidden, heads, kv_heads, ffn, rotary_base) for _ in range(layers))
         self.norm = nn.RMSNorm(hidden, eps=LAYER_NORM_EPS)
         self.head = nn.Linear(hidden, vocab, bias=False)
+        if tied:
+            self.head.weight = self.wte
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.wte[tokens]

@@ -3,7 +3,7 @@
 // `order` holds the rows of a microbatch sorted by token, then ascending; the host makes it with the batch.
 #include "common.cuh"
 
-// y[t] = table[ids[t]] + positions[t mod length], rounded once. A block has a row. An id beyond the vocabulary raises the
+// y[t] = table[ids[t]] + positions[t mod length], rounded once; without `positions` the first alone. A block has a row. An id beyond the vocabulary raises the
 // flag, if there is one, and reads nothing.
 KERNEL(embedding_forward, 128)
 (const u32* ids, const float* table, const float* positions, u16* y, u32* flag, int vocabulary, int length, int hidden) {
@@ -16,11 +16,14 @@ KERNEL(embedding_forward, 128)
     const bool aligned = (hidden & 7) == 0;
     for (int at = threadIdx.x * 8; at < hidden; at += blockDim.x * 8) {
         const int count = min(hidden - at, 8);
-        float token[8], position[8];
+        float token[8];
         load8(table + (i64)id * hidden + at, count, aligned, token);
-        load8(positions + (i64)(row % length) * hidden + at, count, aligned, position);
+        if (positions) {
+            float position[8];
+            load8(positions + (i64)(row % length) * hidden + at, count, aligned, position);
 #pragma unroll
-        for (int i = 0; i < 8; i++) token[i] += position[i];
+            for (int i = 0; i < 8; i++) token[i] += position[i];
+        }
         store8(y + (i64)row * hidden + at, count, aligned, token);
     }
 }

@@ -5,10 +5,12 @@
 //! for a rank of the schedule.
 
 mod choice;
+mod declared;
 
 use crate::action::{Item, Kind};
 use crate::code::Code;
 use crate::diag::{Diagnostic, Report};
+use crate::effects::{Cell, StageEffects};
 use crate::ids::{Rank, Stage};
 use crate::ledger::{Ledger, StageContract};
 use crate::plan::{Checked, Op};
@@ -43,8 +45,6 @@ impl Gradients {
 pub struct RunFacts {
     /// The transitions that the recipe needs: [`Recipe::update`](crate::recipe::Recipe::update).
     pub update: Update,
-    /// Stages into which the model is cut.
-    pub stages: u32,
     /// Microbatches of a batch.
     pub microbatches: u32,
     /// Placement of gradients.
@@ -58,6 +58,7 @@ pub struct RunFacts {
 pub struct Bound {
     checked: Checked,
     facts: RunFacts,
+    stages: Vec<StageEffects>,
 }
 
 impl Bound {
@@ -88,20 +89,27 @@ impl Bound {
                 }
             }
         }
-        if self.checked.order_dependent && self.facts.update == Update::Microbatch {
+        if declared::disordered(schedule, &self.facts, &self.stages).is_some() {
             text.push_str(&format!(", in the order of `{}`", schedule.name));
         }
         text
     }
 
-    /// The ledger of a rank, at start. `rolls` says how often F and I of a stage roll its cells.
-    pub fn ledger(&self, rank: Rank, mut rolls: impl FnMut(Stage) -> (u32, u32)) -> Ledger {
+    /// How often F and I of a stage roll its cells.
+    pub fn rolls(&self, stage: Stage) -> (u32, u32) {
+        let effects = self.stages.get(stage.index()).copied().unwrap_or(StageEffects::NONE);
+        let rolls = |owned: bool| u32::from(owned && self.facts.update == Update::Microbatch);
+        (rolls(effects.forward.owned), rolls(effects.backward.owned))
+    }
+
+    /// The ledger of a rank, at start.
+    pub fn ledger(&self, rank: Rank) -> Ledger {
         let contracts: Vec<StageContract> = self
             .checked
             .schedule
             .stages_of(rank)
             .map(|stage| {
-                let (forward_rolls, backward_rolls) = rolls(stage);
+                let (forward_rolls, backward_rolls) = self.rolls(stage);
                 StageContract { stage, forward_rolls, backward_rolls }
             })
             .collect();
@@ -132,24 +140,24 @@ impl Bound {
             return Err(one(fault.help("evaluation uses the weights where training keeps them")));
         }
         let facts = RunFacts { microbatches: evaluation.microbatches, ..self.facts };
-        Ok(Bound { checked, facts })
+        Ok(Bound { checked, facts, stages: self.stages.clone() })
     }
 }
 
-/// Compares a training schedule with the run's facts.
+/// Compares a training schedule with the run's facts, and with what the model's stages declare to do to their state.
 ///
 /// # Errors
 ///
 /// Every fact that does not fit, as QE09xx.
-pub fn bind(checked: Checked, facts: RunFacts) -> Result<Bound, Report> {
+pub fn bind(checked: Checked, facts: RunFacts, stages: Vec<StageEffects>) -> Result<Bound, Report> {
     let schedule = &checked.schedule;
     let mut faults = Vec::new();
     if schedule.eval {
         let message = format!("`{}` is forward-only, and is used for training", schedule.name);
         return Err(one(fault(schedule, Code::StageMismatch, message)));
     }
-    if schedule.stages != facts.stages {
-        let message = format!("`{}` runs {} stages, the model has {}", schedule.name, schedule.stages, facts.stages);
+    if schedule.stages as usize != stages.len() {
+        let message = format!("`{}` runs {} stages, the model has {}", schedule.name, schedule.stages, stages.len());
         let help = format!("cut the model into {} stages", schedule.stages);
         faults.push(fault(schedule, Code::StageMismatch, message).help(help));
     }
@@ -160,24 +168,23 @@ pub fn bind(checked: Checked, facts: RunFacts) -> Result<Bound, Report> {
         );
         faults.push(fault(schedule, Code::BatchMismatch, message));
     }
-    if facts.update > schedule.update {
-        let message = format!(
-            "the recipe moves its state per {}, `{}` only declares `update: {}`",
-            name(facts.update),
-            schedule.name,
-            name(schedule.update)
-        );
-        let help = format!(
-            "declare `update: {}`, or choose a recipe with `update={}`",
-            name(facts.update),
-            name(schedule.update)
-        );
+    let update = stages.iter().map(|stage| stage.update(facts.update)).max().unwrap_or(Update::None);
+    if update > schedule.update {
+        let (needed, declared) = (name(update), name(schedule.update));
+        let message =
+            format!("the recipe moves its state per {needed}, `{}` only declares `update: {declared}`", schedule.name);
+        let help = format!("declare `update: {needed}`, or choose a recipe with `update={declared}`");
         faults.push(fault(schedule, Code::RecipeTooStrict, message).help(help));
     }
-    if checked.order_dependent && facts.update == Update::Microbatch && !facts.allow_order_dependent {
+    faults.extend(declared::check(schedule, &facts, &stages));
+    if let Some((stage, cell)) =
+        declared::disordered(schedule, &facts, &stages).filter(|_| !facts.allow_order_dependent)
+    {
         let message =
             format!("`{}` runs microbatches out of order, and the recipe rolls its state with each", schedule.name);
-        let note = "the numbers depend on the order in which a stage runs its F's and its I's";
+        let action = if cell == Cell::Forward { "F" } else { "I" };
+        let note =
+            format!("{} of stage {stage} is rolled by its {action}'s in the order in which they run", cell.name());
         let help = "use `update=step`, or allow this schedule by name";
         faults.push(fault(schedule, Code::OrderDependent, message).note(note).help(help));
     }
@@ -186,7 +193,11 @@ pub fn bind(checked: Checked, facts: RunFacts) -> Result<Bound, Report> {
             format!("gradient placement `{}` does not fit `{}`: {reason}", facts.gradients.name(), schedule.name);
         faults.push(fault(schedule, Code::GradientsUnsupported, message));
     }
-    if faults.is_empty() { Ok(Bound { checked, facts }) } else { Err(Report { diagnostics: faults, omitted: 0 }) }
+    if faults.is_empty() {
+        Ok(Bound { checked, facts, stages })
+    } else {
+        Err(Report { diagnostics: faults, omitted: 0 })
+    }
 }
 
 /// Why a gradient placement does not fit.

@@ -120,6 +120,7 @@ codes! {
     BatchMismatch = 904, Bind, "the batch does not fit the schedule";
     GradientsUnsupported = 905, Bind, "the gradient placement does not fit the schedule";
     NonFinite = 906, Bind, "a value is not finite";
+    EffectMismatch = 907, Bind, "a stage declares other effects than the schedule was checked for";
 }
 
 impl Code {

@@ -63,6 +63,49 @@ impl Access {
     }
 }
 
+/// What a stage has of one cell, and what its ops declare to do to it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CellEffect {
+    /// Whether the stage has state of this kind.
+    pub owned: bool,
+    /// The strongest access that an op declares; `None`: no op touches it.
+    pub access: Option<Access>,
+}
+
+impl CellEffect {
+    /// Not there, and not touched.
+    pub const NOTHING: CellEffect = CellEffect { owned: false, access: None };
+}
+
+/// The effects that a stage declares. Its gradients are the arena's to check.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct StageEffects {
+    /// The forward scaling state.
+    pub forward: CellEffect,
+    /// The backward scaling state.
+    pub backward: CellEffect,
+    /// The quantised weights.
+    pub cache: CellEffect,
+}
+
+impl StageEffects {
+    /// Of a stage without hidden state.
+    pub const NONE: StageEffects =
+        StageEffects { forward: CellEffect::NOTHING, backward: CellEffect::NOTHING, cache: CellEffect::NOTHING };
+
+    /// Of a stage whose ops quantise inputs and gradients, and read quantised weights.
+    pub const SCALED: StageEffects = {
+        let moved = CellEffect { owned: true, access: Some(Access::Write) };
+        let read = CellEffect { owned: true, access: Some(Access::Read) };
+        StageEffects { forward: moved, backward: moved, cache: read }
+    };
+
+    /// How strict an order this stage asks for, under a recipe that moves its state so often.
+    pub const fn update(&self, recipe: Update) -> Update {
+        if self.forward.owned || self.backward.owned { recipe } else { Update::None }
+    }
+}
+
 /// The cells that an action touches, and how. `eval`: the schedule is forward-only.
 pub fn effects(kind: Kind, update: Update, eval: bool) -> impl Iterator<Item = (Cell, Access)> {
     let roll = match update {

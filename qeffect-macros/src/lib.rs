@@ -62,7 +62,8 @@ pub fn retained(options: TokenStream, item: TokenStream) -> TokenStream {
 /// The parameters of a struct: every field is one, or a struct of them, under its own name.
 ///
 /// `#[params(..)]` on a field: `config` (no parameter), `name = ".."`, `init = Init::..`, `precision = activation` (not
-/// quantised), `decay = false`, `views(q, k, v)` (names of equal parts of its rows).
+/// quantised), `decay = false`, `views(q, k, v)` (names of equal parts of its rows) or `views(q = self.heads, k = self.kv_heads)`
+/// (of parts with these shares).
 #[proc_macro_derive(Params, attributes(params))]
 pub fn params(item: TokenStream) -> TokenStream {
     let item = proc_macro2::TokenStream::from(item);

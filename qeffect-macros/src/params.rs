@@ -1,8 +1,8 @@
 //! `derive(Params)`: the parameters of a struct, field by field, each under its name.
 
-use proc_macro2::{Span, TokenStream};
-use quote::{quote, quote_spanned};
-use syn::parse::Parse;
+use proc_macro2::{Group, Span, TokenStream, TokenTree};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::parse::ParseStream;
 use syn::{Data, DeriveInput, Expr, Field, Fields, Ident, LitStr, Token, parenthesized};
 
 use crate::faults::Faults;
@@ -16,7 +16,8 @@ struct Said {
     init: Option<Expr>,
     precision: Option<Ident>,
     decay: Option<syn::LitBool>,
-    views: Vec<Ident>,
+    /// Names, and their shares of the rows: 1 each, if nothing else is said.
+    views: Vec<(Ident, Option<Expr>)>,
 }
 
 /// Expands `derive(Params)`.
@@ -84,7 +85,11 @@ fn register(krate: &TokenStream, field: &Field, faults: &mut Faults) -> Option<T
         }
     };
     let decay = said.decay.map(|decay| quote!(.decay(#decay)));
-    let views = said.views.iter().map(|view| view.to_string());
+    let views = said.views.iter().map(|(name, share)| {
+        let name = name.to_string();
+        let share = share.as_ref().map_or_else(|| quote!(1), |share| own(share.to_token_stream()));
+        quote!((#name, #share))
+    });
     let views = (!said.views.is_empty()).then(|| quote!(.views(&[#(#views),*])));
     let at = quote!(#ty).into_iter().next().map_or_else(Span::call_site, |tree| tree.span());
     let params = quote_spanned!(at=> <#ty as #krate::params::Params>);
@@ -93,6 +98,29 @@ fn register(krate: &TokenStream, field: &Field, faults: &mut Faults) -> Option<T
             #params::register(&mut self.#ident, registry);
         });
     })
+}
+
+/// `q`, or `q = self.shape.heads`.
+fn view(input: ParseStream<'_>) -> syn::Result<(Ident, Option<Expr>)> {
+    let name = input.parse()?;
+    let share = input.peek(Token![=]).then(|| input.parse::<Token![=]>().and_then(|_| input.parse())).transpose()?;
+    Ok((name, share))
+}
+
+/// An expression of the user whose `self` is that of the method around it.
+fn own(tokens: TokenStream) -> TokenStream {
+    let trees = tokens.into_iter().map(|tree| match tree {
+        TokenTree::Ident(ident) if ident == "self" => {
+            TokenTree::Ident(Ident::new("self", ident.span().resolved_at(Span::mixed_site())))
+        }
+        TokenTree::Group(group) => {
+            let mut inner = Group::new(group.delimiter(), own(group.stream()));
+            inner.set_span(group.span());
+            TokenTree::Group(inner)
+        }
+        tree => tree,
+    });
+    trees.collect()
 }
 
 fn said(field: &Field) -> syn::Result<Said> {
@@ -109,8 +137,8 @@ fn said(field: &Field) -> syn::Result<Said> {
                 "views" => {
                     let inner;
                     parenthesized!(inner in meta.input);
-                    let names = inner.parse_terminated(Ident::parse, Token![,])?;
-                    said.views = names.into_iter().collect();
+                    let views = inner.parse_terminated(view, Token![,])?;
+                    said.views = views.into_iter().collect();
                 }
                 _ => {
                     let text = "a field is `config`, or has `name`, `init`, `precision`, `decay`, `views(..)`";

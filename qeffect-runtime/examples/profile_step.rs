@@ -59,8 +59,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         shard.refresh(STAGE)?;
         for m in (0..MICROBATCHES).map(Microbatch) {
             let (Some(fwd), Some(bwd)) = (tokens.0.take(), tokens.1.take()) else { return Err("no token".into()) };
-            let (_, tape, fwd) = shard.forward(STAGE, m, None, fwd)?;
-            let (_, work, bwd) = shard.input_grad(STAGE, m, None, tape, bwd)?;
+            let (_, tape, fwd) = shard.forward(STAGE, m, &[], fwd)?;
+            let (_, work, bwd) = shard.input_grad(STAGE, m, &[], tape, bwd)?;
             shard.weight_grad(STAGE, m, work)?;
             tokens = (Some(fwd), Some(bwd));
         }
@@ -73,7 +73,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let seconds = start.elapsed().as_secs_f64() / STEPS as f64;
     let per_step = f64::from(MICROBATCHES) * config.tokens() as f64;
-    println!("{recipe}, {} parameters, {MICROBATCHES} x {} tokens", config.parameters(), config.tokens());
+    println!("{recipe}, {} parameters, {MICROBATCHES} x {} tokens", config.parameters()?, config.tokens());
     println!("{:.2} ms per step, {:.0} tokens/s on one thread; {STEPS} steps:\n", seconds * 1e3, per_step / seconds);
     println!("{profile}");
     Ok(())

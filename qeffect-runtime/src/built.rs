@@ -9,10 +9,10 @@ use qeffect_core::token::{Bwd, Fwd, Token};
 use crate::act::Act;
 use crate::cx::Cx;
 use crate::error::{Error, Result};
-use crate::op::Op;
+use crate::op::{Effects, Op};
 use crate::params::{Params, Registry};
 use crate::retained::{Layout, Retained};
-use crate::stage::{Role, Stage, StageSpec};
+use crate::stage::{Stage, StageSpec};
 use crate::value::Edge;
 
 /// The op `B`, a function with `#[stage]` mostly, over parameters `P`.
@@ -29,26 +29,32 @@ where
     B::Output: Edge,
     P: Params,
 {
-    /// Registers `params`. Tensors that cross to other stages have `boundary` rows and columns.
+    /// Registers `params`. Every tensor that crosses to another stage has `boundary` rows and columns.
+    pub fn new(recipe: Recipe, boundary: [usize; 2], params: P) -> Built<B, P> {
+        Built::register(recipe, vec![boundary; B::Input::TENSORS], vec![boundary; B::Output::TENSORS], params)
+    }
+
+    /// Registers `params`; rows and columns of each tensor that comes from the stage before and goes to the stage after.
     ///
     /// # Errors
     ///
-    /// If the parameters have state cells that the op does not declare to move.
-    pub fn new(recipe: Recipe, boundary: [usize; 2], mut params: P) -> Result<Built<B, P>> {
-        let mut spec = StageSpec::new(recipe);
-        spec.input = B::Input::TENSOR.then_some(boundary);
-        spec.output = B::Output::TENSOR.then_some(boundary);
-        params.register(&mut Registry::new(&mut spec));
-        for role in [Role::Input, Role::GradOutput] {
-            if let Some(cell) = spec.cells(role).first().filter(|_| !B::EFFECTS.moved(role)) {
-                let role = role.name();
-                return Err(Error::Config(format!(
-                    "`{cell}` has a cell for its {role}, and no op of the stage declares to move one: \
-                     `#[effect(write({role}))]`"
-                )));
+    /// If the op takes or gives another number of tensors.
+    pub fn with_edges(recipe: Recipe, inputs: &[[usize; 2]], outputs: &[[usize; 2]], params: P) -> Result<Built<B, P>> {
+        for (what, found, wanted) in
+            [("takes", inputs.len(), B::Input::TENSORS), ("gives", outputs.len(), B::Output::TENSORS)]
+        {
+            if found != wanted {
+                return Err(Error::Config(format!("a stage that {what} {wanted} tensors has {found} shapes for them")));
             }
         }
-        Ok(Built { spec, params, op: PhantomData })
+        Ok(Built::register(recipe, inputs.to_vec(), outputs.to_vec(), params))
+    }
+
+    fn register(recipe: Recipe, input: Vec<[usize; 2]>, output: Vec<[usize; 2]>, mut params: P) -> Built<B, P> {
+        let mut spec = StageSpec::new(recipe);
+        (spec.input, spec.output) = (input, output);
+        params.register(&mut Registry::new(&mut spec));
+        Built { spec, params, op: PhantomData }
     }
 
     /// Its parameters.
@@ -82,13 +88,12 @@ where
         &self.spec
     }
 
-    fn forward(
-        &self,
-        cx: &mut Cx<'_>,
-        x: Option<Act>,
-        token: Token<Fwd>,
-    ) -> Result<(Option<Act>, B::Tape, Token<Fwd>)> {
-        let x = enter(x, self.spec.input, "a stage")?;
+    fn effects(&self) -> Effects {
+        B::EFFECTS
+    }
+
+    fn forward(&self, cx: &mut Cx<'_>, x: &[Act], token: Token<Fwd>) -> Result<(Vec<Act>, B::Tape, Token<Fwd>)> {
+        let x = enter(x, &self.spec.input, "a stage")?;
         let (y, tape, token) = B::forward(cx, x, &self.params, token)?;
         Ok((y.into_edge(), tape, cx.roll_forward(token)?))
     }
@@ -96,11 +101,11 @@ where
     fn input_grad(
         &self,
         cx: &mut Cx<'_>,
-        dy: Option<Act>,
+        dy: &[Act],
         tape: B::Tape,
         token: Token<Bwd>,
-    ) -> Result<(Option<Act>, B::Work, Token<Bwd>)> {
-        let dy = enter(dy, self.spec.output, "an input gradient")?;
+    ) -> Result<(Vec<Act>, B::Work, Token<Bwd>)> {
+        let dy = enter(dy, &self.spec.output, "an input gradient")?;
         let (dx, work, token) = B::input_grad(cx, dy, &self.params, tape, token)?;
         Ok((dx.into_edge(), work, cx.roll_backward(token)?))
     }
@@ -109,19 +114,19 @@ where
         B::weight_grad(cx, &self.params, work)
     }
 
-    fn evaluate(&self, cx: &mut Cx<'_>, x: Option<Act>) -> Result<Option<Act>> {
-        let x = enter(x, self.spec.input, "a stage")?;
+    fn evaluate(&self, cx: &mut Cx<'_>, x: &[Act]) -> Result<Vec<Act>> {
+        let x = enter(x, &self.spec.input, "a stage")?;
         Ok(B::evaluate(cx, x, &self.params)?.into_edge())
     }
 }
 
-fn enter<E: Edge>(act: Option<Act>, shape: Option<[usize; 2]>, consumer: &str) -> Result<E> {
-    match (act, shape) {
-        (Some(found), Some([rows, cols])) if [found.rows, found.cols] != [rows, cols] => {
-            Err(Error::shape(consumer, &format!("[{rows}, {cols}]"), act))
+fn enter<E: Edge>(acts: &[Act], shapes: &[[usize; 2]], consumer: &str) -> Result<E> {
+    for (act, [rows, cols]) in acts.iter().zip(shapes) {
+        if [act.rows, act.cols] != [*rows, *cols] {
+            return Err(Error::shape(consumer, &format!("[{rows}, {cols}]"), Some(*act)));
         }
-        _ => E::from_edge(act),
     }
+    E::from_edge(acts)
 }
 
 /// One of four: the part of a model at the start of the pipeline, inside it, at its end, or the whole model. Stages,
@@ -168,12 +173,11 @@ impl<F: Stage, M: Stage, L: Stage, W: Stage> Stage for Cut<F, M, L, W> {
         each!(self, stage => stage.spec())
     }
 
-    fn forward(
-        &self,
-        cx: &mut Cx<'_>,
-        x: Option<Act>,
-        token: Token<Fwd>,
-    ) -> Result<(Option<Act>, Self::Tape, Token<Fwd>)> {
+    fn effects(&self) -> Effects {
+        each!(self, stage => stage.effects())
+    }
+
+    fn forward(&self, cx: &mut Cx<'_>, x: &[Act], token: Token<Fwd>) -> Result<(Vec<Act>, Self::Tape, Token<Fwd>)> {
         Ok(match self {
             Cut::First(stage) => wrap(stage.forward(cx, x, token)?, Cut::First),
             Cut::Middle(stage) => wrap(stage.forward(cx, x, token)?, Cut::Middle),
@@ -185,10 +189,10 @@ impl<F: Stage, M: Stage, L: Stage, W: Stage> Stage for Cut<F, M, L, W> {
     fn input_grad(
         &self,
         cx: &mut Cx<'_>,
-        dy: Option<Act>,
+        dy: &[Act],
         tape: Self::Tape,
         token: Token<Bwd>,
-    ) -> Result<(Option<Act>, Self::Work, Token<Bwd>)> {
+    ) -> Result<(Vec<Act>, Self::Work, Token<Bwd>)> {
         Ok(match (self, tape) {
             (Cut::First(stage), Cut::First(tape)) => wrap(stage.input_grad(cx, dy, tape, token)?, Cut::First),
             (Cut::Middle(stage), Cut::Middle(tape)) => wrap(stage.input_grad(cx, dy, tape, token)?, Cut::Middle),
@@ -208,13 +212,13 @@ impl<F: Stage, M: Stage, L: Stage, W: Stage> Stage for Cut<F, M, L, W> {
         }
     }
 
-    fn evaluate(&self, cx: &mut Cx<'_>, x: Option<Act>) -> Result<Option<Act>> {
+    fn evaluate(&self, cx: &mut Cx<'_>, x: &[Act]) -> Result<Vec<Act>> {
         each!(self, stage => stage.evaluate(cx, x))
     }
 }
 
-fn wrap<R, C, T>((act, retained, token): (Option<Act>, R, T), cut: impl Fn(R) -> C) -> (Option<Act>, C, T) {
-    (act, cut(retained), token)
+fn wrap<R, C, T>((acts, retained, token): (Vec<Act>, R, T), cut: impl Fn(R) -> C) -> (Vec<Act>, C, T) {
+    (acts, cut(retained), token)
 }
 
 fn another(what: &str) -> Error {

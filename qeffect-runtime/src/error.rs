@@ -132,6 +132,13 @@ impl Error {
     }
 
     /// A tensor of another shape than `consumer` takes.
+    pub fn shapes(consumer: &str, expected: &str, found: &[Act]) -> Error {
+        let found: Vec<String> = found.iter().map(Act::to_string).collect();
+        let found = if found.is_empty() { "nothing".into() } else { found.join(", ") };
+        Error::Shape { consumer: consumer.into(), expected: expected.into(), found }
+    }
+
+    /// The same, of at most one tensor.
     pub fn shape(consumer: &str, expected: &str, found: Option<Act>) -> Error {
         Error::Shape {
             consumer: consumer.into(),

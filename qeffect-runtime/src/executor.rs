@@ -22,12 +22,13 @@ use crate::shard::Shard;
 use crate::stage::Stage;
 use crate::timed::Idle;
 use crate::transport::TransportError;
-use crate::wire::{Wire, message_shape};
+use crate::wire::{MessageShape, Wire};
 
-/// A tensor between its producer and its consumer.
+/// The tensors that one action gives to another, on their way.
+#[derive(Default)]
 struct Parcel {
-    act: Act,
-    /// It came by message, in a receive buffer.
+    acts: Vec<Act>,
+    /// They came by message, in a receive buffer.
     received: bool,
 }
 
@@ -35,7 +36,7 @@ struct Parcel {
 #[derive(Default)]
 pub(crate) struct Mail {
     inbound: Vec<Vec<Option<Parcel>>>,
-    outbound: Vec<Vec<Option<Act>>>,
+    outbound: Vec<Vec<Option<Vec<Act>>>>,
 }
 
 impl Mail {
@@ -48,7 +49,7 @@ impl Mail {
         }
         for slots in &mut self.outbound {
             slots.clear();
-            slots.resize(microbatches, None);
+            slots.resize_with(microbatches, || None);
         }
     }
 }
@@ -86,12 +87,12 @@ impl<S: Stage> Executor<'_, '_, S> {
         Some(at as u32)
     }
 
-    /// Takes what an action consumes, if it consumes anything.
-    fn take(&mut self, direction: Direction, at: Site) -> Result<Option<(u32, Parcel)>> {
-        let Some(edge) = self.input(direction, at.stage()) else { return Ok(None) };
+    /// Takes what an action consumes: nothing at the ends of the pipeline.
+    fn take(&mut self, direction: Direction, at: Site) -> Result<(u32, Parcel)> {
+        let Some(edge) = self.input(direction, at.stage()) else { return Ok((0, Parcel::default())) };
         let slot = self.mail.inbound.get_mut(edge as usize).and_then(|slots| slots.get_mut(at.microbatch().index()));
         match slot.and_then(Option::take) {
-            Some(parcel) => Ok(Some((edge, parcel))),
+            Some(parcel) => Ok((edge, parcel)),
             None => Err(Error::Contract {
                 code: Code::MessageEarly,
                 message: format!("stage {} runs microbatch {} before its input is there", at.stage(), at.microbatch()),
@@ -100,9 +101,9 @@ impl<S: Stage> Executor<'_, '_, S> {
     }
 
     /// The consumer has run.
-    fn consumed(&mut self, parcel: Option<(u32, Parcel)>) -> Result<()> {
-        let Some((edge, Parcel { act, received })) = parcel else { return Ok(()) };
-        self.shard.free(act)?;
+    fn consumed(&mut self, (edge, parcel): (u32, Parcel)) -> Result<()> {
+        let Parcel { acts, received } = parcel;
+        self.free(acts)?;
         match &mut self.outlet {
             _ if !received => Ok(()),
             Outlet::Wire(wire) => wire.release(edge),
@@ -114,17 +115,20 @@ impl<S: Stage> Executor<'_, '_, S> {
     }
 
     /// Hands a result on: in place, or to the send that follows.
-    fn deliver(&mut self, direction: Direction, at: Site, act: Option<Act>) -> Result<()> {
-        let Some(act) = act else { return Ok(()) };
-        let Some(edge) = self.edge(direction, at.stage()) else { return self.shard.free(act) };
+    fn deliver(&mut self, direction: Direction, at: Site, acts: Vec<Act>) -> Result<()> {
+        let Some(edge) = self.edge(direction, at.stage()) else { return self.free(acts) };
         let ends = &self.plan.edges[edge as usize];
         let (edge, m) = (edge as usize, at.microbatch().index());
         if ends.from_rank == ends.to_rank {
-            self.mail.inbound[edge][m] = Some(Parcel { act, received: false });
+            self.mail.inbound[edge][m] = Some(Parcel { acts, received: false });
         } else {
-            self.mail.outbound[edge][m] = Some(act);
+            self.mail.outbound[edge][m] = Some(acts);
         }
         Ok(())
+    }
+
+    fn free(&mut self, acts: Vec<Act>) -> Result<()> {
+        acts.into_iter().try_for_each(|act| self.shard.free(act))
     }
 
     /// The slot that F of a stage and microbatch leaves its tape in.
@@ -165,8 +169,7 @@ impl<S: Stage> Executor<'_, '_, S> {
     fn run_input_grad(&mut self, at: Site, tape: S::Tape, token: Token<Bwd>) -> Result<(S::Work, Token<Bwd>)> {
         self.check_tag(at)?;
         let parcel = self.take(Direction::Backward, at)?;
-        let dy = parcel.as_ref().map(|(_, parcel)| parcel.act);
-        let (dx, work, token) = self.shard.input_grad(at.stage(), at.microbatch(), dy, tape, token)?;
+        let (dx, work, token) = self.shard.input_grad(at.stage(), at.microbatch(), &parcel.1.acts, tape, token)?;
         self.consumed(parcel)?;
         self.deliver(Direction::Backward, at, dx)?;
         Ok((work, token))
@@ -194,7 +197,7 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
     fn forward(&mut self, at: Site, token: Token<Fwd>) -> Result<(Self::Tape, Token<Fwd>)> {
         self.enter_compute(Op::Forward, at);
         let parcel = self.take(Direction::Forward, at)?;
-        let x = parcel.as_ref().map(|(_, parcel)| parcel.act);
+        let x = &parcel.1.acts[..];
         let (stage, microbatch) = (at.stage(), at.microbatch());
         let (y, tape, token) = if self.recomputed.contains(stage, microbatch) {
             let (y, seed, token) = self.shard.forward_for_recompute(stage, microbatch, x, token)?;
@@ -211,18 +214,17 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
 
     fn evaluate(&mut self, at: Site) -> Result<()> {
         let parcel = self.take(Direction::Forward, at)?;
-        let x = parcel.as_ref().map(|(_, parcel)| parcel.act);
-        let y = self.shard.evaluate(at.stage(), at.microbatch(), x, !self.logits)?;
+        let y = self.shard.evaluate(at.stage(), at.microbatch(), &parcel.1.acts, !self.logits)?;
         self.consumed(parcel)?;
-        match y {
-            Some(logits) if self.logits && self.edge(Direction::Forward, at.stage()).is_none() => {
+        match y[..] {
+            [logits] if self.logits && self.edge(Direction::Forward, at.stage()).is_none() => {
                 let m = at.microbatch().index();
                 let kept = &mut self.after.logits;
                 kept.resize_with(kept.len().max(m + 1), Vec::new);
                 kept[m] = self.shard.reals(logits)?;
                 self.shard.free(logits)
             }
-            y => self.deliver(Direction::Forward, at, y),
+            _ => self.deliver(Direction::Forward, at, y),
         }
     }
 
@@ -259,15 +261,15 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
     fn send(&mut self, port: Port) -> Result<()> {
         self.enter(message(SEND, port));
         let slot = self.mail.outbound.get_mut(port.edge as usize).and_then(|s| s.get_mut(port.microbatch.index()));
-        let Some(act) = slot.and_then(Option::take) else {
+        let Some(acts) = slot.and_then(Option::take) else {
             let message = format!("{} sends what is not there", message(SEND, port));
             return Err(Error::Contract { code: Code::MessageEarly, message });
         };
         match &mut self.outlet {
-            Outlet::Wire(wire) => wire.send(self.shard.device(), port, act)?,
-            Outlet::Trace => self.shard.recorder().log(Entry::Send { port, act }),
+            Outlet::Wire(wire) => wire.send(self.shard.device(), port, &acts)?,
+            Outlet::Trace => self.shard.recorder().log(Entry::Send { port, acts: acts.clone() }),
         }
-        self.shard.free(act)
+        self.free(acts)
     }
 
     fn post(&mut self, port: Port) -> Result<()> {
@@ -284,16 +286,17 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
     fn wait(&mut self, port: Port) -> Result<()> {
         self.enter(message(WAIT, port));
         let stage = self.shard.stages().find(|(id, _)| *id == port.stage);
-        let Some((dtype, [rows, cols])) = stage.and_then(|(_, stage)| message_shape(stage, port.direction)) else {
+        let Some(shape) = stage.and_then(|(_, stage)| MessageShape::of(stage, port.direction)) else {
             return Err(TransportError::NoEdge { edge: port.edge }.into());
         };
-        let act = self.shard.lease(dtype, rows, cols)?;
+        let leases = shape.tensors.iter().map(|[rows, cols]| self.shard.lease(shape.dtype, *rows, *cols));
+        let acts = leases.collect::<Result<Vec<_>>>()?;
         match &mut self.outlet {
-            Outlet::Wire(wire) => wire.wait(self.shard.device(), port, act)?,
-            Outlet::Trace => self.shard.recorder().log(Entry::Wait { port, act }),
+            Outlet::Wire(wire) => wire.wait(self.shard.device(), port, &acts)?,
+            Outlet::Trace => self.shard.recorder().log(Entry::Wait { port, acts: acts.clone() }),
         }
         let slot = self.mail.inbound.get_mut(port.edge as usize).and_then(|s| s.get_mut(port.microbatch.index()));
-        *slot.ok_or(TransportError::NoEdge { edge: port.edge })? = Some(Parcel { act, received: true });
+        *slot.ok_or(TransportError::NoEdge { edge: port.edge })? = Some(Parcel { acts, received: true });
         Ok(())
     }
 

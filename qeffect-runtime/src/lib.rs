@@ -28,6 +28,7 @@ pub mod op;
 pub mod ops;
 pub mod optim;
 pub mod params;
+mod pipeline;
 pub mod place;
 pub mod pool;
 pub mod prelude;

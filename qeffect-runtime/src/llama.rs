@@ -2,13 +2,10 @@
 
 mod model;
 
-pub use model::{Block, First, Last, Middle, Whole, block, first, last, middle, whole};
-
-use std::ops::Range;
+pub use model::{Block, First, Last, Middle, ModelStage as LlamaStage, Whole, block, first, last, middle, whole};
 
 use qeffect_core::recipe::Recipe;
 
-use crate::built::{Built, Cut};
 use crate::cmd::AttentionShape;
 use crate::error::{Error, Result};
 use crate::layers;
@@ -16,12 +13,7 @@ use crate::ops::embedding::Embedding;
 use crate::ops::linear::Linear;
 use crate::ops::rms_norm::RmsNorm;
 use crate::ops::rotary::Rotary;
-use crate::optim::NormPlan;
-use crate::params::{Layers, Params, Registry};
-use crate::stage::{Init, ParamSpec, StageSpec};
-
-/// A stage: some blocks, with the embedding before the first and the head after the last.
-pub type LlamaStage = Cut<Built<first, First>, Built<middle, Middle>, Built<last, Last>, Built<whole, Whole>>;
+use crate::stage::Init;
 
 /// A Llama.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -102,41 +94,6 @@ impl LlamaConfig {
         Rotary::of(&self.attention(), self.rotary_base)
     }
 
-    /// Blocks per stage, as even as possible; the first stages take what is left over.
-    ///
-    /// # Errors
-    ///
-    /// If there are more stages than blocks.
-    pub fn split(&self, stages: usize) -> Result<Vec<usize>> {
-        layers::split(self.layers, stages)
-    }
-
-    /// The stages, given the number of blocks of each. The first has the embedding and the last the head, so these two may
-    /// have no block.
-    ///
-    /// # Errors
-    ///
-    /// As [`LlamaConfig::validate`]; if the blocks are not those of the model.
-    pub fn stages(&self, blocks: &[usize]) -> Result<Vec<LlamaStage>> {
-        self.validate()?;
-        layers::cut(self.layers, blocks, |blocks, first, last| self.stage(blocks, first, last))
-    }
-
-    fn stage(&self, blocks: Range<usize>, first: bool, last: bool) -> Result<LlamaStage> {
-        let boundary = [self.tokens(), self.hidden];
-        let blocks = self.layers(blocks)?;
-        Ok(match (first, last) {
-            (true, false) => Cut::First(Built::new(self.recipe, boundary, self.first(blocks))?),
-            (false, false) => Cut::Middle(Built::new(self.recipe, boundary, Middle { blocks })?),
-            (false, true) => Cut::Last(Built::new(self.recipe, boundary, self.last(blocks))?),
-            (true, true) => Cut::Whole(Built::new(self.recipe, boundary, self.whole(blocks))?),
-        })
-    }
-
-    fn layers(&self, blocks: Range<usize>) -> Result<Layers<Block>> {
-        Ok(Layers::new(blocks.start, blocks.map(|_| self.block()).collect::<Result<_>>()?))
-    }
-
     fn linear(&self, shape: [usize; 2]) -> Linear {
         Linear::of(shape).unbiased().init(Init::Normal(layers::deviation(self.hidden)))
     }
@@ -156,44 +113,17 @@ impl LlamaConfig {
         })
     }
 
-    fn first(&self, blocks: Layers<Block>) -> First {
+    fn embedding(&self) -> Embedding {
         let init = Init::Normal(layers::deviation(self.hidden));
-        First { embedding: Embedding::of(self.vocab, self.seq, self.hidden).without_positions().init(init), blocks }
+        Embedding::of(self.vocab, self.seq, self.hidden).without_positions().init(init)
     }
 
-    fn last(&self, blocks: Layers<Block>) -> Last {
+    fn norm(&self) -> RmsNorm {
+        RmsNorm::of(self.hidden)
+    }
+
+    fn head(&self) -> Linear {
         let head = self.linear([self.hidden, self.vocab]).quantised(layers::fp8_head(&self.recipe));
-        let head = if self.tied { head.tied("wte") } else { head };
-        Last { blocks, norm: RmsNorm::of(self.hidden), head }
-    }
-
-    fn whole(&self, blocks: Layers<Block>) -> Whole {
-        Whole { first: self.first(blocks), last: self.last(Layers::new(self.layers, Vec::new())) }
-    }
-
-    /// Parameters of the whole model, in the order of its layers.
-    fn specs(&self) -> Result<Vec<ParamSpec>> {
-        let mut spec = StageSpec::new(self.recipe);
-        self.whole(self.layers(0..self.layers)?).register(&mut Registry::new(&mut spec));
-        Ok(spec.params)
-    }
-
-    /// Where the norm's partial sums lie, the same for every cut.
-    ///
-    /// # Errors
-    ///
-    /// As [`LlamaConfig::validate`], for the rotary angles alone.
-    pub fn norm_plan(&self) -> Result<NormPlan> {
-        NormPlan::new(self.specs()?.iter().map(|param| (param.path.as_str(), param.elements())))
-    }
-
-    /// Number of parameters; a weight that is tied counts once.
-    ///
-    /// # Errors
-    ///
-    /// As [`LlamaConfig::norm_plan`].
-    pub fn parameters(&self) -> Result<usize> {
-        let tied = if self.tied { self.vocab * self.hidden } else { 0 };
-        Ok(self.specs()?.iter().map(ParamSpec::elements).sum::<usize>() - tied)
+        if self.tied { head.tied("wte") } else { head }
     }
 }

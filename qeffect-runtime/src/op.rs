@@ -4,6 +4,7 @@
 //! says what it takes and gives. A function with `#[stage]` calls the function; what runs is the type. Such a function is
 //! an op too, so stages are made of ops and of other stages.
 
+use qeffect_core::effects::Access;
 pub use qeffect_core::token::{Bwd, Fwd, Token};
 
 use crate::act::Act;
@@ -56,9 +57,18 @@ impl Effects {
         (self.write | self.fold) & bit(role) != 0
     }
 
-    /// Whether the order of actions matters to cells of this role.
-    pub const fn ordered(self, role: Role) -> bool {
-        self.write & bit(role) != 0
+    /// The strongest access to cells of this role: a write is ordered, a fold is not.
+    pub const fn access(self, role: Role) -> Option<Access> {
+        let bit = bit(role);
+        if self.write & bit != 0 {
+            Some(Access::Write)
+        } else if self.fold & bit != 0 {
+            Some(Access::Fold)
+        } else if self.read & bit != 0 {
+            Some(Access::Read)
+        } else {
+            None
+        }
     }
 }
 

@@ -21,36 +21,36 @@ pub trait Params {
 
 /// What is wanted of some parameters, where it is not what they would do by themselves.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Policy {
+pub struct Policy<'a> {
     init: Option<Init>,
     activation: bool,
     decay: Option<bool>,
-    views: &'static [&'static str],
+    views: &'a [(&'a str, usize)],
 }
 
-impl Policy {
+impl<'a> Policy<'a> {
     /// First values of matrices.
-    pub fn init(self, init: Init) -> Policy {
+    pub fn init(self, init: Init) -> Policy<'a> {
         Policy { init: Some(init), ..self }
     }
 
     /// Products in the activation type, not in FP8.
-    pub fn activation(self) -> Policy {
+    pub fn activation(self) -> Policy<'a> {
         Policy { activation: true, ..self }
     }
 
     /// Whether weights decay. By themselves matrices do and vectors do not.
-    pub fn decay(self, decay: bool) -> Policy {
+    pub fn decay(self, decay: bool) -> Policy<'a> {
         Policy { decay: Some(decay), ..self }
     }
 
-    /// Names of equal parts of the rows of a packed parameter.
-    pub fn views(self, views: &'static [&'static str]) -> Policy {
+    /// Names of parts of the rows of a packed parameter, each with its share of them.
+    pub fn views(self, views: &'a [(&'a str, usize)]) -> Policy<'a> {
         Policy { views, ..self }
     }
 
     /// This one, with what an inner one says instead.
-    fn then(self, inner: Policy) -> Policy {
+    fn then(self, inner: Policy<'a>) -> Policy<'a> {
         Policy {
             init: inner.init.or(self.init),
             activation: inner.activation || self.activation,
@@ -65,7 +65,7 @@ impl Policy {
 pub struct Registry<'a> {
     spec: &'a mut StageSpec,
     path: String,
-    policy: Policy,
+    policy: Policy<'a>,
 }
 
 impl<'a> Registry<'a> {
@@ -95,7 +95,7 @@ impl<'a> Registry<'a> {
     }
 
     /// Registers a part under its name; the empty name adds nothing to the path.
-    pub fn part(&mut self, name: &str, policy: Policy, register: impl FnOnce(&mut Registry<'_>)) {
+    pub fn part(&mut self, name: &str, policy: Policy<'_>, register: impl FnOnce(&mut Registry<'_>)) {
         let path = match (self.path.as_str(), name) {
             (path, "") => path.to_owned(),
             ("", name) => name.to_owned(),
@@ -112,17 +112,20 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// Names equal parts of a parameter's rows, `qkv.weight` as `q.weight`, `k.weight` and `v.weight`. Vectors are cut
-    /// along their one row.
-    fn view(&mut self, param: ParamId, names: &[&str]) {
+    /// Names parts of a parameter's rows, `qkv.weight` as `q.weight`, `k.weight` and `v.weight`. Vectors are cut along their
+    /// one row.
+    fn view(&mut self, param: ParamId, views: &[(&str, usize)]) {
         let Some(spec) = self.spec.params.get(param.0) else { return };
         let length = if spec.rows == 1 { spec.cols } else { spec.rows };
         let Some((owner, leaf)) = spec.path.rsplit_once('.') else { return };
         let scope = owner.rsplit_once('.').map(|(scope, _)| format!("{scope}.")).unwrap_or_default();
-        let paths: Vec<String> = names.iter().map(|name| format!("{scope}{name}.{leaf}")).collect();
-        let each = length / names.len().max(1);
-        for (at, path) in paths.into_iter().enumerate() {
-            self.spec.add_view(path, param, at * each..(at + 1) * each);
+        let paths: Vec<String> = views.iter().map(|(name, _)| format!("{scope}{name}.{leaf}")).collect();
+        let shares: usize = views.iter().map(|(_, share)| share).sum();
+        let mut before = 0;
+        for (path, (_, share)) in paths.into_iter().zip(views) {
+            let rows = [before, before + share].map(|shares_before| length * shares_before / shares.max(1));
+            self.spec.add_view(path, param, rows[0]..rows[1]);
+            before += share;
         }
     }
 }

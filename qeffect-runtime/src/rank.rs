@@ -125,12 +125,7 @@ impl<S: Stage> RankState<S> {
     /// A rank at start. Its weight cache has been filled.
     pub fn new(rank: Rank, shard: Shard<S>, bound: &Bound) -> Result<RankState<S>> {
         let stages: Vec<StageId> = shard.stages().map(|(id, _)| id).collect();
-        let mut rolls = Vec::with_capacity(stages.len());
-        for stage in &stages {
-            rolls.push((*stage, shard.rolls_per_action(*stage)?));
-        }
-        let per_action = |stage| rolls.iter().find(|(id, _)| *id == stage).map_or((0, 0), |(_, rolls)| *rolls);
-        let mut ledger = bound.ledger(rank, per_action);
+        let mut ledger = bound.ledger(rank);
         for stage in stages {
             ledger.fill(stage)?;
         }

@@ -52,7 +52,7 @@ pub enum StageTape<T> {
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "the input of a stage is consumed by its recomputation"]
 pub struct Seed {
-    x: Option<Kept>,
+    x: Vec<Kept>,
     scales: Option<Kept>,
 }
 
@@ -120,13 +120,13 @@ impl<S: Stage> Shard<S> {
         &mut self,
         stage: StageId,
         microbatch: Microbatch,
-        x: Option<Act>,
+        x: &[Act],
         token: Token<Fwd>,
-    ) -> Result<(Option<Act>, Seed, Token<Fwd>)> {
+    ) -> Result<(Vec<Act>, Seed, Token<Fwd>)> {
         let id = stage;
         let (stage, mut cx) = self.context(stage, microbatch, true)?;
         cx.seeds = true;
-        let kept = x.map(|x| cx.keep(x)).transpose()?;
+        let kept = x.iter().map(|x| cx.keep(*x)).collect::<Result<_>>()?;
         // F rolls the cells at its end.
         let scales = match cx.state.bank(Role::Input).map(|bank: &Bank| (bank.scales, bank.len())) {
             Some((scales, cells)) => {
@@ -148,11 +148,11 @@ impl<S: Stage> Shard<S> {
     /// R: the tape of that F. The output is made again, and given up.
     pub fn recompute(&mut self, id: StageId, microbatch: Microbatch, seed: Seed) -> Result<S::Tape> {
         let (stage, mut cx) = self.context(id, microbatch, true)?;
-        let x = seed.x.as_ref().map(Kept::act);
+        let x: Vec<Act> = seed.x.iter().map(Kept::act).collect();
         cx.again = Some(seed.scales.as_ref().map(Kept::act));
         // It rolls nothing: the right to do so stays with the ledger, and this token says nothing about any state.
-        let result = stage.forward(&mut cx, x, Token::first(id)).and_then(|(y, tape, _)| {
-            y.map_or(Ok(()), |y| cx.free(y))?;
+        let result = stage.forward(&mut cx, &x, Token::first(id)).and_then(|(y, tape, _)| {
+            y.into_iter().try_for_each(|y| cx.free(y))?;
             seed.release(&mut cx)?;
             Ok(tape)
         });

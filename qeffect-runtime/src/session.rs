@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use qeffect_core::bind::{Bound, RunFacts, bind};
 use qeffect_core::code::Code;
+use qeffect_core::effects::{CellEffect, StageEffects};
 use qeffect_core::execute::Mode;
 use qeffect_core::ids::{Rank, Stage as StageId};
 use qeffect_core::ledger::Verdict;
@@ -35,9 +36,9 @@ use crate::fuse::fuse;
 use crate::optim::NormPlan;
 use crate::rank::{Pass, RankReport, RankState, Route};
 use crate::shard::{Mismatch, Named, Shard, ShardConfig, Tie};
-use crate::stage::Stage;
+use crate::stage::{Role, Stage};
 use crate::transport::local::{EdgeSpec, Fabric};
-use crate::wire::message_shape;
+use crate::wire::MessageShape;
 use crate::worker::Worker;
 
 pub use config::{OnNonFinite, SessionConfig};
@@ -184,12 +185,11 @@ where
         let recipe = common_recipe(&stages)?;
         let facts = RunFacts {
             update: recipe.update(),
-            stages: stages.len() as u32,
             microbatches: checked.schedule.microbatches,
             gradients: config.gradients,
             allow_order_dependent: config.allow_order_dependent,
         };
-        let bound = bind(checked, facts)?;
+        let bound = bind(checked, facts, stages.iter().map(declared).collect())?;
         let schedule = &bound.checked().schedule;
         let fabric = fabric(&bound, &stages)?;
         let params = stages.iter().flat_map(|stage| stage.spec().params.iter());
@@ -387,7 +387,7 @@ where
         Ok(Snapshot { values, versions: versions.into_values().collect() })
     }
 
-    /// Gives parameters their values, by path.
+    /// Gives parameters, or named views of packed ones, their values, by path.
     ///
     /// # Errors
     ///
@@ -412,19 +412,15 @@ where
             self.on_all(move |state| {
                 state.quiescent()?;
                 let mut given = Vec::new();
-                let held: Vec<(String, usize)> = state
-                    .shard
-                    .stages()
-                    .flat_map(|(_, stage)| stage.spec().params.iter().map(|p| (p.path.clone(), p.elements())))
-                    .collect();
-                for (path, elements) in held {
-                    let Some(values) = wanted.get(&path) else { continue };
-                    if values.len() != elements {
-                        let found = values.len();
-                        return Err(Error::Config(format!("`{path}` has {elements} values, {found} were given")));
+                for (path, values) in wanted.iter() {
+                    let held = state.shard.stages().find_map(|(_, stage)| stage.spec().find(path));
+                    let Some((_, elements)) = held else { continue };
+                    if values.len() != elements.len() {
+                        let (expected, found) = (elements.len(), values.len());
+                        return Err(Error::Config(format!("`{path}` has {expected} values, {found} were given")));
                     }
-                    state.shard.set_param(&path, values)?;
-                    given.push(path);
+                    state.shard.set_param(path, values)?;
+                    given.push(path.clone());
                 }
                 state.refill()?;
                 Ok(given)
@@ -437,7 +433,7 @@ where
         }
     }
 
-    /// The values of a parameter.
+    /// The values of a parameter, or of a named view of one.
     ///
     /// # Errors
     ///
@@ -446,7 +442,7 @@ where
         self.find(path, |shard, path| shard.param(path))
     }
 
-    /// The gradient of a parameter in the last step: the mean over the step, not clipped.
+    /// The gradient of a parameter, or of a named view of one, in the last step: the mean over the step, not clipped.
     ///
     /// # Errors
     ///
@@ -458,9 +454,7 @@ where
     fn find(&self, path: &str, read: fn(&mut Shard<S>, &str) -> Result<Vec<f64>>) -> Result<Vec<f64>> {
         let wanted = path.to_owned();
         let found = self.on_all(move |state| {
-            let mut stages = state.shard.stages();
-            let held = stages.any(|(_, stage)| stage.spec().params.iter().any(|param| param.path == wanted));
-            drop(stages);
+            let held = state.shard.stages().any(|(_, stage)| stage.spec().find(&wanted).is_some());
             if held { read(&mut state.shard, &wanted).map(Some) } else { Ok(None) }
         })?;
         let unknown = || Error::Config(format!("the model has no parameter `{path}`"));
@@ -597,6 +591,13 @@ fn common_recipe<S: Stage>(stages: &[S]) -> Result<Recipe> {
     }
 }
 
+/// What a stage declares to do to its state, cell by cell.
+fn declared(stage: &impl Stage) -> StageEffects {
+    let (spec, effects) = (stage.spec(), stage.effects());
+    let of = |role| CellEffect { owned: !spec.cells(role).is_empty(), access: effects.access(role) };
+    StageEffects { forward: of(Role::Input), backward: of(Role::GradOutput), cache: of(Role::Weight) }
+}
+
 fn crosses(edge: &Edge) -> bool {
     edge.from_rank != edge.to_rank
 }
@@ -605,7 +606,7 @@ const fn edge_spec(edge: &Edge, bytes: usize) -> EdgeSpec {
     EdgeSpec { from: edge.from_rank, to: edge.to_rank, buffers: edge.buffers, bytes }
 }
 
-/// What connects the ranks: both ends of every edge must mean the same tensor.
+/// What connects the ranks: both ends of every edge must mean the same tensors.
 fn fabric<S: Stage, T>(bound: &Bound, stages: &[S]) -> Result<Fabric<T>> {
     let plan = &bound.checked().plan;
     let mut edges = Vec::with_capacity(plan.edges.len());
@@ -615,14 +616,14 @@ fn fabric<S: Stage, T>(bound: &Bound, stages: &[S]) -> Result<Fabric<T>> {
             Direction::Backward => Direction::Forward,
         };
         // What comes in at one end goes out at the other: Y is what dY has the shape of.
-        let taken = message_shape(&stages[edge.to.index()], edge.direction);
-        let made = message_shape(&stages[edge.from.index()], other);
+        let taken = MessageShape::of(&stages[edge.to.index()], edge.direction);
+        let made = MessageShape::of(&stages[edge.from.index()], other);
         match (taken, made) {
-            (Some((dtype, [rows, cols])), Some(made)) if made == (dtype, [rows, cols]) => {
-                edges.push(crosses(edge).then(|| edge_spec(edge, rows * cols * dtype.size())));
+            (Some(taken), Some(made)) if taken == made => {
+                edges.push(crosses(edge).then(|| edge_spec(edge, taken.bytes())));
             }
             _ => {
-                let message = format!("stages {} and {} do not exchange the same tensor", edge.from, edge.to);
+                let message = format!("stages {} and {} do not exchange the same tensors", edge.from, edge.to);
                 return Err(Error::Contract { code: Code::StageMismatch, message });
             }
         }

@@ -8,6 +8,7 @@
 //! versions and ownership are the ledger's to check.
 
 mod agree;
+mod params;
 mod recording;
 mod tags;
 mod ties;
@@ -38,8 +39,7 @@ use crate::groups::Partition;
 use crate::optim::{NormPlan, OptimConfig};
 use crate::pool::{Class, KeptBytes, Pool, Reuse};
 use crate::retained::Layout;
-use crate::rng;
-use crate::stage::{Init, ParamId, Retained, Role, Stage, StageSpec};
+use crate::stage::{ParamId, Retained, Role, Stage, StageSpec};
 use crate::state::{Bank, StageState, WorkingBufs};
 
 pub(crate) use agree::Exchange;
@@ -210,58 +210,6 @@ impl<S: Stage> Shard<S> {
         self.parts.iter().find(|part| part.id == stage).ok_or_else(|| wrong_rank(stage))
     }
 
-    /// Draws the first values of every parameter: a function of seed and name, wherever the parameter lives.
-    pub fn init(&mut self, seed: u64) -> Result<()> {
-        for part in 0..self.parts.len() {
-            for index in 0..self.parts[part].state.params.len() {
-                let spec = &self.parts[part].stage.spec().params[index];
-                let tied = self.parts[part].stage.spec().tied_to(ParamId(index));
-                let stream = rng::name(tied.unwrap_or(&spec.path));
-                let values: Vec<f64> = match spec.init {
-                    Init::Zeros => vec![0.0; spec.elements()],
-                    Init::Ones => vec![1.0; spec.elements()],
-                    Init::Normal(deviation) => rng::normals(seed, stream, deviation, spec.elements()),
-                };
-                let master = self.parts[part].state.params[index].master.buf;
-                self.upload_reals(master, &values)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives a parameter its values. The weight cache follows at the next [`Shard::prologue`].
-    pub fn set_param(&mut self, path: &str, values: &[f64]) -> Result<()> {
-        let (part, index) = self.find(path)?;
-        let master = self.parts[part].state.params[index].master.buf;
-        self.upload_reals(master, values)
-    }
-
-    /// The values of a parameter.
-    pub fn param(&mut self, path: &str) -> Result<Vec<f64>> {
-        let (part, index) = self.find(path)?;
-        let master = self.parts[part].state.params[index].master;
-        self.reals(master)
-    }
-
-    /// The gradient of a parameter: the mean over the step, not clipped. Complete after [`Shard::reduce`]; refused
-    /// before it, and after an aborted step.
-    pub fn gradient(&mut self, path: &str) -> Result<Vec<f64>> {
-        let (part, index) = self.find(path)?;
-        self.parts[part].grads.require_final(ParamId(index))?;
-        let grad = self.parts[part].state.params[index].grad;
-        let factor = self.gradient_factor();
-        Ok(self.reals(grad)?.into_iter().map(|sum| mean(grad.dtype, sum, factor)).collect())
-    }
-
-    fn find(&self, path: &str) -> Result<(usize, usize)> {
-        let position = |part: &Part<S>| part.stage.spec().params.iter().position(|param| param.path == path);
-        self.parts
-            .iter()
-            .enumerate()
-            .find_map(|(index, part)| position(part).map(|param| (index, param)))
-            .ok_or_else(|| Error::Config(format!("this rank has no parameter `{path}`")))
-    }
-
     /// At start and after loading: fills the weight cache from the masters.
     pub fn prologue(&mut self) -> Result<()> {
         for part in &self.parts {
@@ -364,14 +312,14 @@ impl<S: Stage> Shard<S> {
         self.pool.mark(&Layout::of(retained), stage, class);
     }
 
-    /// F. `x` stays the caller's; the output, if any, is leased to the caller.
+    /// F. `x` stays the caller's; the output is leased to the caller.
     pub fn forward(
         &mut self,
         stage: StageId,
         microbatch: Microbatch,
-        x: Option<Act>,
+        x: &[Act],
         token: Token<Fwd>,
-    ) -> Result<(Option<Act>, S::Tape, Token<Fwd>)> {
+    ) -> Result<(Vec<Act>, S::Tape, Token<Fwd>)> {
         let id = stage;
         let (stage, mut cx) = self.context(stage, microbatch, true)?;
         let result = stage.forward(&mut cx, x, token);
@@ -380,15 +328,15 @@ impl<S: Stage> Shard<S> {
         Ok((y, tape, token))
     }
 
-    /// I. `dy` stays the caller's; dX, if any, is leased to the caller.
+    /// I. `dy` stays the caller's; dX is leased to the caller.
     pub fn input_grad(
         &mut self,
         stage: StageId,
         microbatch: Microbatch,
-        dy: Option<Act>,
+        dy: &[Act],
         tape: S::Tape,
         token: Token<Bwd>,
-    ) -> Result<(Option<Act>, S::Work, Token<Bwd>)> {
+    ) -> Result<(Vec<Act>, S::Work, Token<Bwd>)> {
         let id = stage;
         let (stage, mut cx) = self.context(stage, microbatch, true)?;
         let result = stage.input_grad(&mut cx, dy, tape, token);
@@ -405,13 +353,7 @@ impl<S: Stage> Shard<S> {
     }
 
     /// F of evaluation. The last stage gives its logits, and with `targets` writes the loss.
-    pub fn evaluate(
-        &mut self,
-        stage: StageId,
-        microbatch: Microbatch,
-        x: Option<Act>,
-        targets: bool,
-    ) -> Result<Option<Act>> {
+    pub fn evaluate(&mut self, stage: StageId, microbatch: Microbatch, x: &[Act], targets: bool) -> Result<Vec<Act>> {
         let (stage, mut cx) = self.context(stage, microbatch, targets)?;
         stage.evaluate(&mut cx, x)
     }

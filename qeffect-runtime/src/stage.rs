@@ -19,13 +19,14 @@ use qeffect_core::token::{Bwd, Fwd, Token};
 use crate::act::Act;
 use crate::cx::Cx;
 use crate::error::Result;
+use crate::op::Effects;
 pub use crate::retained::{Layout, Retained};
 
 /// A part of the model.
 ///
 /// Tensors that go in are leased by the caller and stay its property: a stage that needs one longer retains it. Tensors
-/// that come out are leased to the caller. The first stage is fed tokens by its context and gives no dX; the last one
-/// writes the loss, gives no Y and takes no dY.
+/// that come out are leased to the caller. An input or output is as many tensors as [`StageSpec`] says: one, mostly. The
+/// first stage is fed tokens by its context and gives no dX; the last one writes the loss, gives no Y and takes no dY.
 pub trait Stage {
     /// From F to I.
     type Tape: Retained;
@@ -35,29 +36,27 @@ pub trait Stage {
     /// What it owns.
     fn spec(&self) -> &StageSpec;
 
+    /// What its ops declare to do to hidden state. A session compares it with what its schedule was checked for.
+    fn effects(&self) -> Effects;
+
     /// F.
-    fn forward(
-        &self,
-        cx: &mut Cx<'_>,
-        x: Option<Act>,
-        token: Token<Fwd>,
-    ) -> Result<(Option<Act>, Self::Tape, Token<Fwd>)>;
+    fn forward(&self, cx: &mut Cx<'_>, x: &[Act], token: Token<Fwd>) -> Result<(Vec<Act>, Self::Tape, Token<Fwd>)>;
 
     /// I, with the gradients of vectors.
     fn input_grad(
         &self,
         cx: &mut Cx<'_>,
-        dy: Option<Act>,
+        dy: &[Act],
         tape: Self::Tape,
         token: Token<Bwd>,
-    ) -> Result<(Option<Act>, Self::Work, Token<Bwd>)>;
+    ) -> Result<(Vec<Act>, Self::Work, Token<Bwd>)>;
 
     /// W: the gradients of matrices.
     fn weight_grad(&self, cx: &mut Cx<'_>, work: Self::Work) -> Result<()>;
 
     /// F of evaluation: moves no state and retains nothing. The last stage writes the loss where the context has
     /// targets, and gives its logits.
-    fn evaluate(&self, cx: &mut Cx<'_>, x: Option<Act>) -> Result<Option<Act>>;
+    fn evaluate(&self, cx: &mut Cx<'_>, x: &[Act]) -> Result<Vec<Act>>;
 }
 
 /// A parameter of a stage, by its position in [`StageSpec::params`].
@@ -183,10 +182,10 @@ pub struct TableSpec {
 pub struct StageSpec {
     /// How its numbers are stored and scaled.
     pub recipe: Recipe,
-    /// Rows and columns of its input; `None` for the first stage.
-    pub input: Option<[usize; 2]>,
-    /// Rows and columns of its output; `None` for the last stage.
-    pub output: Option<[usize; 2]>,
+    /// Rows and columns of the tensors of its input; none for the first stage.
+    pub input: Vec<[usize; 2]>,
+    /// Rows and columns of the tensors of its output; none for the last stage.
+    pub output: Vec<[usize; 2]>,
     /// Its parameters.
     pub params: Vec<ParamSpec>,
     cells: [Vec<String>; 3],
@@ -212,8 +211,8 @@ impl StageSpec {
     pub fn new(recipe: Recipe) -> StageSpec {
         StageSpec {
             recipe,
-            input: None,
-            output: None,
+            input: Vec::new(),
+            output: Vec::new(),
             params: Vec::new(),
             cells: Default::default(),
             tables: Vec::new(),
@@ -257,6 +256,17 @@ impl StageSpec {
     /// Parts of packed parameters by names of their own.
     pub fn views(&self) -> &[ViewSpec] {
         &self.views
+    }
+
+    /// What a path names: a parameter, or the elements of one that a view has. Parameters are stored row by row.
+    pub fn find(&self, path: &str) -> Option<(ParamId, Range<usize>)> {
+        if let Some(at) = self.params.iter().position(|param| param.path == path) {
+            return Some((ParamId(at), 0..self.params[at].elements()));
+        }
+        let view = self.views.iter().find(|view| view.path == path)?;
+        let param = self.params.get(view.param.0)?;
+        let cols = if param.rows == 1 { 1 } else { param.cols };
+        Some((view.param, view.rows.start * cols..view.rows.end * cols))
     }
 
     /// Names a part of a parameter.

@@ -90,59 +90,94 @@ tuples! {
     (A 0, B 1, C 2, D 3, E 4, F 5);
 }
 
-/// What a stage takes from, or gives to, its neighbour in the pipeline.
+/// What a stage takes from, or gives to, its neighbour in the pipeline: the tensors of one message.
 pub trait Edge: Value {
-    /// Whether a tensor crosses.
-    const TENSOR: bool;
+    /// How many tensors cross.
+    const TENSORS: usize;
 
     /// From what came.
-    fn from_edge(act: Option<Act>) -> Result<Self>;
+    ///
+    /// # Errors
+    ///
+    /// If it is another number of tensors.
+    fn from_edge(acts: &[Act]) -> Result<Self>;
 
     /// To what goes.
-    fn into_edge(self) -> Option<Act>;
+    fn into_edge(self) -> Vec<Act>;
 }
 
 impl Edge for Act {
-    const TENSOR: bool = true;
+    const TENSORS: usize = 1;
 
-    fn from_edge(act: Option<Act>) -> Result<Act> {
-        act.ok_or_else(|| Error::shape("a stage", "a tensor of its neighbour", None))
+    fn from_edge(acts: &[Act]) -> Result<Act> {
+        let [act] = crossing(acts)?;
+        Ok(act)
     }
 
-    fn into_edge(self) -> Option<Act> {
-        Some(self)
+    fn into_edge(self) -> Vec<Act> {
+        vec![self]
     }
 }
 
 /// The first stage is fed by its context.
 impl Edge for () {
-    const TENSOR: bool = false;
+    const TENSORS: usize = 0;
 
-    fn from_edge(act: Option<Act>) -> Result<()> {
-        nothing(act)
+    fn from_edge(acts: &[Act]) -> Result<()> {
+        crossing(acts).map(|[]| ())
     }
 
-    fn into_edge(self) -> Option<Act> {
-        None
+    fn into_edge(self) -> Vec<Act> {
+        Vec::new()
     }
 }
 
 /// The last stage ends in the loss.
 impl Edge for Loss {
-    const TENSOR: bool = false;
+    const TENSORS: usize = 0;
 
-    fn from_edge(act: Option<Act>) -> Result<Loss> {
-        nothing(act).map(|()| Loss::written())
+    fn from_edge(acts: &[Act]) -> Result<Loss> {
+        crossing(acts).map(|[]| Loss::written())
     }
 
-    fn into_edge(self) -> Option<Act> {
-        self.logits
+    fn into_edge(self) -> Vec<Act> {
+        self.logits.into_iter().collect()
     }
 }
 
-fn nothing(act: Option<Act>) -> Result<()> {
-    match act {
-        None => Ok(()),
-        act => Err(Error::shape("the end of a pipeline", "no tensor", act)),
-    }
+macro_rules! several {
+    ($($count:literal: ($($act:ident),*) $types:ty;)*) => {$(
+        impl Edge for $types {
+            const TENSORS: usize = $count;
+
+            fn from_edge(acts: &[Act]) -> Result<Self> {
+                let [$($act),*] = crossing(acts)?;
+                Ok(($($act),*))
+            }
+
+            fn into_edge(self) -> Vec<Act> {
+                let ($($act),*) = self;
+                vec![$($act),*]
+            }
+        }
+    )*};
+}
+
+several! {
+    2: (a, b) (Act, Act);
+    3: (a, b, c) (Act, Act, Act);
+    4: (a, b, c, d) (Act, Act, Act, Act);
+    5: (a, b, c, d, e) (Act, Act, Act, Act, Act);
+    6: (a, b, c, d, e, f) (Act, Act, Act, Act, Act, Act);
+}
+
+fn crossing<const N: usize>(acts: &[Act]) -> Result<[Act; N]> {
+    <[Act; N]>::try_from(acts).map_err(|_| {
+        let expected = match N {
+            0 => "no tensor, for it ends the pipeline".to_owned(),
+            1 => "a tensor of its neighbour".to_owned(),
+            n => format!("{n} tensors of its neighbour"),
+        };
+        Error::shapes("a stage", &expected, acts)
+    })
 }

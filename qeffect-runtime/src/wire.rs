@@ -29,14 +29,20 @@ impl<'a> Wire<'a> {
         Wire { link, plan, used: plan.edges.iter().map(|_| Vec::new()).collect(), waited: Duration::ZERO }
     }
 
-    /// Sends what a buffer holds; the buffer is free when this returns.
-    pub fn send(&mut self, device: &mut dyn Device, port: Port, act: Act) -> Result<()> {
+    /// Sends what buffers hold, one behind the other; they are free when this returns.
+    pub fn send(&mut self, device: &mut dyn Device, port: Port, acts: &[Act]) -> Result<()> {
         let tag = self.tag(port)?;
         let mut bytes = self.link.source(port.edge)?;
-        if bytes.len() != act.bytes() {
-            return Err(TransportError::Size { tag, expected: bytes.len(), found: act.bytes() }.into());
+        let found = acts.iter().map(Act::bytes).sum();
+        if bytes.len() != found {
+            return Err(TransportError::Size { tag, expected: bytes.len(), found }.into());
         }
-        device.read(act.buf, &mut bytes)?;
+        let mut rest = &mut bytes[..];
+        for act in acts {
+            let (part, after) = rest.split_at_mut(act.bytes());
+            device.read(act.buf, part)?;
+            rest = after;
+        }
         Ok(self.link.send(port.edge, tag, bytes)?)
     }
 
@@ -46,10 +52,19 @@ impl<'a> Wire<'a> {
     }
 
     /// Waits for a message. Its receive buffer is used until [`release`](Wire::release).
-    pub fn wait(&mut self, device: &mut dyn Device, port: Port, act: Act) -> Result<()> {
+    pub fn wait(&mut self, device: &mut dyn Device, port: Port, acts: &[Act]) -> Result<()> {
         let tag = self.tag(port)?;
         let bytes = self.waiting(|link| link.wait(port.edge, tag))?;
-        device.write(act.buf, &bytes)?;
+        let expected = acts.iter().map(Act::bytes).sum();
+        if bytes.len() != expected {
+            return Err(TransportError::Size { tag, expected, found: bytes.len() }.into());
+        }
+        let mut rest = &bytes[..];
+        for act in acts {
+            let (part, after) = rest.split_at(act.bytes());
+            device.write(act.buf, part)?;
+            rest = after;
+        }
         self.used[port.edge as usize].push(bytes);
         Ok(())
     }
@@ -80,12 +95,27 @@ impl<'a> Wire<'a> {
     }
 }
 
-/// What a port of a stage takes in: an input by a forward edge, the gradient of an output by a backward one.
-pub(crate) fn message_shape(stage: &impl Stage, direction: Direction) -> Option<(Dtype, [usize; 2])> {
-    let spec = stage.spec();
-    let shape = match direction {
-        Direction::Forward => spec.input,
-        Direction::Backward => spec.output,
-    };
-    Some((spec.recipe.activation(), shape?))
+/// The tensors that a port of a stage takes in: an input by a forward edge, the gradient of an output by a backward one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct MessageShape {
+    pub dtype: Dtype,
+    /// Rows and columns of each tensor; there is at least one.
+    pub tensors: Vec<[usize; 2]>,
+}
+
+impl MessageShape {
+    /// `None` where no message comes in: at the ends of the pipeline.
+    pub fn of(stage: &impl Stage, direction: Direction) -> Option<MessageShape> {
+        let spec = stage.spec();
+        let tensors = match direction {
+            Direction::Forward => spec.input.clone(),
+            Direction::Backward => spec.output.clone(),
+        };
+        (!tensors.is_empty()).then(|| MessageShape { dtype: spec.recipe.activation(), tensors })
+    }
+
+    /// Bytes of all its tensors.
+    pub fn bytes(&self) -> usize {
+        self.tensors.iter().map(|[rows, cols]| rows * cols * self.dtype.size()).sum()
+    }
 }

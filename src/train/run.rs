@@ -70,7 +70,8 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
     let name = format!("{schedule}-{}-seed{}", model.recipe.name(), config.run.seed);
     let mut folder = RunFolder::create(&config.run.out, &name)?;
 
-    introduce(config, &checked, &model, &data);
+    let parameters = model.parameters()?;
+    introduce(config, &checked, (&model, parameters), &data);
     folder.record(&Metric::Run {
         schedule: &schedule,
         proved: proved(&checked),
@@ -78,7 +79,7 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
         ranks: checked.schedule.ranks,
         stages: checked.schedule.stages,
         microbatches: checked.schedule.microbatches,
-        parameters: model.parameters(),
+        parameters,
         seed: config.run.seed,
     })?;
 
@@ -124,7 +125,7 @@ fn open(
     })
 }
 
-fn introduce(config: &Config, checked: &Checked, model: &GptConfig, data: &ByteData) {
+fn introduce(config: &Config, checked: &Checked, (model, parameters): (&GptConfig, usize), data: &ByteData) {
     let schedule = &checked.schedule;
     println!(
         "schedule {} for {}, {}, {}: {}",
@@ -144,7 +145,7 @@ fn introduce(config: &Config, checked: &Checked, model: &GptConfig, data: &ByteD
         "model    {} blocks, hidden {}, {} parameters, recipe {}",
         model.layers,
         model.hidden,
-        thousands(model.parameters()),
+        thousands(parameters),
         model.recipe
     );
     println!(

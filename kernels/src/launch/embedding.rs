@@ -23,28 +23,33 @@ pub struct RotaryShape {
 }
 
 impl Kernels {
-    /// `y[t] = table[ids[t]] + positions[t mod length]`, rounded once; `length` is the number of rows of `positions`. An id
-    /// beyond the table raises the flag, and its row is left as it was.
+    /// `y[t] = table[ids[t]] + positions[t mod length]`, rounded once; without `positions` the first alone. `length` is the
+    /// number of rows of `positions`. An id beyond the table raises the flag, and its row is left as it was.
     pub fn embedding_forward(
         &self,
         stream: &CudaStream,
         ids: Span<u32>,
         hidden: usize,
         table: Span<f32>,
-        positions: Span<f32>,
+        positions: Option<Span<f32>>,
         y: Span<bf16>,
         flag: Option<Span<u32>>,
     ) -> Result {
         let kernel = "embedding_forward";
         let columns = dimension(kernel, "hidden", hidden)?;
         let vocabulary = rows_of(kernel, "table", table.len(), hidden)?;
-        let length = rows_of(kernel, "positions", positions.len(), hidden)?;
+        let length = match positions {
+            Some(positions) => rows_of(kernel, "positions", positions.len(), hidden)?,
+            None => 1, // not read
+        };
         expect(kernel, "ids", ids, ids.len())?;
         expect(kernel, "table", table, table.len())?;
-        expect(kernel, "positions", positions, positions.len())?;
+        if let Some(positions) = positions {
+            expect(kernel, "positions", positions, positions.len())?;
+        }
         expect(kernel, "y", y, ids.len() * hidden)?;
         expect_if(kernel, "flag", flag, 1)?;
-        let flag = optional(flag);
+        let (positions, flag) = (optional(positions), optional(flag));
         let arguments: [&dyn Argument; 8] = [&ids, &table, &positions, &y, &flag, &vocabulary, &length, &columns];
         self.launch(stream, kernel, [ids.len(), 1], THREADS, 0, &arguments)
     }

@@ -16,18 +16,22 @@ fn forward_and_gradients_are_exact() {
         let (table, positions) = (numbers(1, vocabulary * hidden), numbers(2, length * hidden));
         let dy = values(3, rows * hidden);
         let (i, o, t, p) = (rig.upload(&ids), rig.upload(&order), rig.upload(&table), rig.upload(&positions));
-        let (d, y, flag) = (rig.upload(&dy), rig.poisoned::<bf16>(rows * hidden), rig.upload(&[0u32]));
-        rig.kernels
-            .embedding_forward(&rig.stream, i.span(), hidden, t.span(), p.span(), y.span(), Some(flag.span()))
-            .unwrap();
-        let want: Vec<f32> = (0..rows * hidden)
-            .map(|at| {
-                let (row, j) = (at / hidden, at % hidden);
-                rounded(table[ids[row] as usize * hidden + j] + positions[row % length * hidden + j])
-            })
-            .collect();
-        assert_eq!(bits(&floats(&y.read().unwrap())), bits(&want));
-        assert_eq!(flag.read().unwrap(), [0]);
+        let (d, flag) = (rig.upload(&dy), rig.upload(&[0u32]));
+        for placed in [Some(p.span()), None] {
+            let y = rig.poisoned::<bf16>(rows * hidden);
+            rig.kernels
+                .embedding_forward(&rig.stream, i.span(), hidden, t.span(), placed, y.span(), Some(flag.span()))
+                .unwrap();
+            let want: Vec<f32> = (0..rows * hidden)
+                .map(|at| {
+                    let (row, j) = (at / hidden, at % hidden);
+                    let token = table[ids[row] as usize * hidden + j];
+                    rounded(if placed.is_some() { token + positions[row % length * hidden + j] } else { token })
+                })
+                .collect();
+            assert_eq!(bits(&floats(&y.read().unwrap())), bits(&want));
+            assert_eq!(flag.read().unwrap(), [0]);
+        }
 
         let dy = floats(&dy);
         for accumulate in [false, true] {
@@ -65,7 +69,7 @@ fn an_id_beyond_the_table_raises_the_flag_and_reads_nothing() {
     let (ids, table) = (rig.upload(&[1u32, 9, u32::MAX]), rig.upload(&[0.25f32; 16]));
     let (y, flag) = (rig.upload(&[bf16::ONE; 24]), rig.upload(&[0u32]));
     rig.kernels
-        .embedding_forward(&rig.stream, ids.span(), 8, table.span(), table.span(), y.span(), Some(flag.span()))
+        .embedding_forward(&rig.stream, ids.span(), 8, table.span(), Some(table.span()), y.span(), Some(flag.span()))
         .unwrap();
     assert_eq!(flag.read().unwrap(), [1]);
     let y = floats(&y.read().unwrap());

@@ -3,6 +3,7 @@ use std::borrow::Cow;
 use super::*;
 use crate::action::Item;
 use crate::check::{Options, check};
+use crate::effects::{Access, Cell, CellEffect};
 use crate::schedule::{HeaderOrigins, Transport};
 
 fn checked(eval: bool, update: Update, ranks: u32, order: &[(Kind, u32)]) -> Checked {
@@ -46,14 +47,21 @@ const FORWARDS: [(Kind, u32); 2] = [(Kind::Forward, 0), (Kind::Forward, 1)];
 
 const FACTS: RunFacts = RunFacts {
     update: Update::Microbatch,
-    stages: 1,
     microbatches: 2,
     gradients: Gradients::Copied,
     allow_order_dependent: false,
 };
 
+fn scaled(stages: usize) -> Vec<StageEffects> {
+    vec![StageEffects::SCALED; stages]
+}
+
 fn codes(checked: Checked, facts: RunFacts) -> Vec<Code> {
-    bind(checked, facts).map_or_else(|report| report.codes(), |_| Vec::new())
+    codes_of(checked, facts, scaled(1))
+}
+
+fn codes_of(checked: Checked, facts: RunFacts, stages: Vec<StageEffects>) -> Vec<Code> {
+    bind(checked, facts, stages).map_or_else(|report| report.codes(), |_| Vec::new())
 }
 
 #[test]
@@ -62,7 +70,7 @@ fn every_misfit_has_its_code() {
     let disordered = || checked(false, Update::Microbatch, 1, &DESCENDING_I);
     assert_eq!(codes(ascending(), FACTS), []);
     assert_eq!(
-        codes(ascending(), RunFacts { stages: 4, microbatches: 3, ..FACTS }),
+        codes_of(ascending(), RunFacts { microbatches: 3, ..FACTS }, scaled(4)),
         [Code::StageMismatch, Code::BatchMismatch]
     );
     assert_eq!(codes(checked(false, Update::Step, 1, &ASCENDING), FACTS), [Code::RecipeTooStrict]);
@@ -72,6 +80,60 @@ fn every_misfit_has_its_code() {
     assert_eq!(codes(checked(true, Update::Microbatch, 1, &FORWARDS), FACTS), [Code::StageMismatch]);
 }
 
+/// Every declaration that can be made for one cell, against what the schedule has F and I do: written out by hand.
+#[test]
+fn declared_effects_are_those_of_the_schedule() {
+    use Access::{Fold, Read, Write};
+    const ACCESSES: [Option<Access>; 4] = [None, Some(Read), Some(Fold), Some(Write)];
+    let fits = |update, cell, owned, access| {
+        let mut stage = StageEffects::NONE;
+        *match cell {
+            Cell::Forward => &mut stage.forward,
+            Cell::Backward => &mut stage.backward,
+            _ => &mut stage.cache,
+        } = CellEffect { owned, access };
+        let found =
+            codes_of(checked(false, Update::Microbatch, 1, &ASCENDING), RunFacts { update, ..FACTS }, vec![stage]);
+        assert!(found.is_empty() || found == [Code::EffectMismatch], "{found:?}");
+        found.is_empty()
+    };
+    for update in [Update::None, Update::Step, Update::Microbatch] {
+        for cell in [Cell::Forward, Cell::Backward] {
+            // What a stage does not have, its ops may declare: linear layers are written for every recipe.
+            assert_eq!(ACCESSES.map(|access| fits(update, cell, false, access)), [true; 4]);
+            let folds = update != Update::Microbatch;
+            assert_eq!(ACCESSES.map(|access| fits(update, cell, true, access)), [false, false, folds, true]);
+        }
+        assert_eq!(ACCESSES.map(|access| fits(update, Cell::Cache, false, access)), [true, true, false, false]);
+        assert_eq!(ACCESSES.map(|access| fits(update, Cell::Cache, true, access)), [false, true, false, false]);
+    }
+}
+
+#[test]
+fn only_stages_whose_state_rolls_in_order_ask_for_one() {
+    let disordered = |update| checked(false, update, 2, &DESCENDING_I);
+    let forward_only = StageEffects { backward: CellEffect::NOTHING, ..StageEffects::SCALED };
+    for (stages, refused) in [
+        ([StageEffects::NONE, StageEffects::NONE], false),
+        // F's ascend: only the backward state depends on the order of I's.
+        ([StageEffects::NONE, forward_only], false),
+        ([StageEffects::NONE, StageEffects::SCALED], true),
+    ] {
+        let report = bind(disordered(Update::Microbatch), FACTS, stages.to_vec());
+        assert_eq!(report.is_err(), refused);
+        if let Err(report) = report {
+            assert_eq!(report.codes(), [Code::OrderDependent]);
+            assert!(report.to_string().contains("of stage 1 is rolled by its I's"), "{report}");
+        }
+    }
+    // A model without state asks nothing of the header either.
+    let bound = bind(disordered(Update::None), FACTS, vec![StageEffects::NONE; 2]).unwrap();
+    assert_eq!((bound.rolls(Stage(0)), bound.rolls(Stage(1))), ((0, 0), (0, 0)));
+    let bound = bind(checked(false, Update::Microbatch, 2, &ASCENDING), FACTS, vec![StageEffects::NONE, forward_only]);
+    let bound = bound.unwrap();
+    assert_eq!((bound.rolls(Stage(0)), bound.rolls(Stage(1))), ((0, 0), (1, 0)));
+}
+
 #[test]
 fn direct_gradients_need_ascending_weight_gradients() {
     let facts = RunFacts { gradients: Gradients::Direct, ..FACTS };
@@ -79,7 +141,7 @@ fn direct_gradients_need_ascending_weight_gradients() {
     let disordered = checked(false, Update::Microbatch, 1, &DESCENDING_W);
     assert!(!disordered.order_dependent);
     assert_eq!(codes(disordered.clone(), FACTS), []);
-    let report = bind(disordered, facts).unwrap_err();
+    let report = bind(disordered, facts, scaled(1)).unwrap_err();
     assert_eq!(report.codes(), [Code::GradientsUnsupported]);
     assert!(report.to_string().contains("W(0, 0) does not stand in ascending order"), "{report}");
     let facts = RunFacts { gradients: Gradients::Coalesced, ..FACTS };
@@ -104,12 +166,12 @@ fn coalesced_gradients_need_groups_in_ascending_order() {
     // Inside a group any order will do: its members run as one.
     for weights in [[0, 1, 2, 3], [1, 0, 3, 2]] {
         let checked = four([0, 1, 2, 3], weights).coalesced(2).unwrap();
-        let bound = bind(checked.clone(), facts).unwrap();
+        let bound = bind(checked.clone(), facts, scaled(1)).unwrap();
         assert!(bound.identity().ends_with("in groups 0-1 2-3"), "{}", bound.identity());
         let copied = RunFacts { gradients: Gradients::Copied, ..facts };
         assert_eq!(codes(checked, copied), [Code::GradientsUnsupported]);
     }
-    let report = bind(four([0, 1, 2, 3], [2, 3, 0, 1]).coalesced(2).unwrap(), facts).unwrap_err();
+    let report = bind(four([0, 1, 2, 3], [2, 3, 0, 1]).coalesced(2).unwrap(), facts, scaled(1)).unwrap_err();
     assert_eq!(report.codes(), [Code::GradientsUnsupported]);
     assert!(report.to_string().contains("the group of W(0, 0)"), "{report}");
 }
@@ -118,7 +180,7 @@ fn coalesced_gradients_need_groups_in_ascending_order() {
 fn the_partition_is_part_of_the_identity_and_the_order_of_weight_gradients_is_not() {
     let identity = |weights, gradients, n| {
         let checked = four([0, 1, 2, 3], weights).coalesced(n).unwrap();
-        bind(checked, RunFacts { microbatches: 4, gradients, ..FACTS }).unwrap().identity()
+        bind(checked, RunFacts { microbatches: 4, gradients, ..FACTS }, scaled(1)).unwrap().identity()
     };
     let copied = identity([0, 1, 2, 3], Gradients::Copied, 1);
     assert_eq!(copied, identity([3, 1, 2, 0], Gradients::Copied, 1));
@@ -153,7 +215,7 @@ fn coalescing_after_the_build_is_judged_again() {
 
 #[test]
 fn evaluation_finds_stages_where_training_put_them() {
-    let bound = bind(checked(false, Update::Microbatch, 2, &ASCENDING), RunFacts { stages: 2, ..FACTS }).unwrap();
+    let bound = bind(checked(false, Update::Microbatch, 2, &ASCENDING), FACTS, scaled(2)).unwrap();
     let evaluation = bound.evaluation(checked(true, Update::Microbatch, 2, &FORWARDS)).unwrap();
     assert_eq!(evaluation.facts().microbatches, 2);
     let elsewhere = bound.evaluation(checked(true, Update::Microbatch, 1, &FORWARDS)).unwrap_err();
@@ -164,8 +226,8 @@ fn evaluation_finds_stages_where_training_put_them() {
 
 #[test]
 fn the_ledger_has_the_plan_s_slots() {
-    let bound = bind(checked(false, Update::Microbatch, 2, &ASCENDING), RunFacts { stages: 2, ..FACTS }).unwrap();
-    let mut ledger = bound.ledger(Rank(1), |_| (1, 1));
+    let bound = bind(checked(false, Update::Microbatch, 2, &ASCENDING), FACTS, scaled(2)).unwrap();
+    let mut ledger = bound.ledger(Rank(1));
     assert_eq!(ledger.pool().len(), 2);
     assert!(ledger.version(Stage(1)).unwrap().is_some() && ledger.version(Stage(0)).unwrap().is_none());
     assert_eq!(ledger.begin_step(), Ok(0));

@@ -5,6 +5,7 @@ use qeffect_core::bind::{Gradients, RunFacts, bind};
 use qeffect_core::check::{Options, check};
 use qeffect_core::code::Code;
 use qeffect_core::dtype::Dtype;
+use qeffect_core::effects::{Access, CellEffect, StageEffects};
 use qeffect_core::ids::{Microbatch, Rank, Stage};
 use qeffect_core::lang;
 use qeffect_core::ledger::{Ledger, LedgerError, Rolls, StageContract};
@@ -100,7 +101,6 @@ fn arena() -> [ArenaError; 3] {
 
 const FACTS: RunFacts = RunFacts {
     update: Update::Microbatch,
-    stages: 1,
     microbatches: 2,
     gradients: Gradients::Copied,
     allow_order_dependent: false,
@@ -111,19 +111,22 @@ fn binds() -> Vec<(Code, String)> {
     let ascending = "for m in 0..M { F(r, m); } for m in 0..M { B(r, m); }";
     let forwards = "F(r, 1); F(r, 0); for m in 0..M { B(r, m); }";
     let weights = "for m in 0..M { F(r, m); I(r, m); } for m in (0..M).rev() { W(r, m); }";
+    let scaled = StageEffects::SCALED;
+    let undeclared = StageEffects { forward: CellEffect { access: Some(Access::Read), ..scaled.forward }, ..scaled };
     [
-        (Code::OrderDependent, "", forwards, FACTS),
-        (Code::RecipeTooStrict, "update: step;", ascending, FACTS),
-        (Code::StageMismatch, "", ascending, RunFacts { stages: 4, ..FACTS }),
-        (Code::BatchMismatch, "", ascending, RunFacts { microbatches: 8, ..FACTS }),
-        (Code::GradientsUnsupported, "", weights, RunFacts { gradients: Gradients::Direct, ..FACTS }),
+        (Code::OrderDependent, "", forwards, FACTS, vec![scaled]),
+        (Code::RecipeTooStrict, "update: step;", ascending, FACTS, vec![scaled]),
+        (Code::StageMismatch, "", ascending, FACTS, vec![scaled; 4]),
+        (Code::BatchMismatch, "", ascending, RunFacts { microbatches: 8, ..FACTS }, vec![scaled]),
+        (Code::GradientsUnsupported, "", weights, RunFacts { gradients: Gradients::Direct, ..FACTS }, vec![scaled]),
+        (Code::EffectMismatch, "", ascending, FACTS, vec![undeclared]),
     ]
     .into_iter()
-    .map(|(code, field, body, facts)| {
+    .map(|(code, field, body, facts, stages)| {
         let header = format!("example<P, M>;\nranks: P; microbatches: M; stages: P; place: |s| s; {field}\n");
         let (program, map) = lang::read("example.sched", &format!("{header}rank |r| {{ {body} }}\n"));
         let schedule = lang::interpret(&program.unwrap(), &[1, 2]).unwrap();
-        let report = bind(check(schedule, &Options::AT_START).unwrap(), facts).unwrap_err();
+        let report = bind(check(schedule, &Options::AT_START).unwrap(), facts, stages).unwrap_err();
         assert_eq!(report.codes(), [code]);
         (code, render(&report, &map))
     })

@@ -15,15 +15,15 @@ use crate::shard::Exchange;
 /// Messages of one edge.
 #[derive(Default)]
 struct Ring {
-    /// Sent and not yet awaited.
-    sent: VecDeque<(Microbatch, Buf)>,
-    free: Vec<Buf>,
+    /// Sent and not yet awaited: a receive buffer for each tensor.
+    sent: VecDeque<(Microbatch, Vec<Buf>)>,
+    free: Vec<Vec<Buf>>,
 }
 
 /// Merges the steps of all ranks, by rank, into one list that does what they do together. Every command stands after
 /// what it reads: a wait after its send, everything after agree behind what every rank gave to it.
 ///
-/// A send copies its tensor into a receive buffer and a wait copies it out, since neither the buffer of the sender nor
+/// A send copies its tensors into receive buffers and a wait copies them out, since neither the buffer of the sender nor
 /// that of the receiver is theirs for the whole way. Receive buffers are made here.
 ///
 /// # Errors
@@ -42,26 +42,29 @@ pub(crate) fn merge(device: &mut dyn Device, traces: Vec<Trace>) -> Result<Vec<C
             while let Some(entry) = entries.front() {
                 match entry {
                     Entry::Cmd(cmd) => cmds.push(cmd.clone()),
-                    Entry::Send { port, act } => {
+                    Entry::Send { port, acts } => {
                         let ring = rings.entry(port.edge).or_default();
-                        let buf = match ring.free.pop() {
-                            Some(buf) => buf,
-                            None => receive_buffer(device, port.edge, *act)?,
+                        let bufs = match ring.free.pop() {
+                            Some(bufs) => bufs,
+                            None => {
+                                acts.iter().map(|act| receive_buffer(device, port.edge, *act)).collect::<Result<_>>()?
+                            }
                         };
-                        cmds.push(Cmd::Copy { src: act.buf, dst: buf });
-                        ring.sent.push_back((port.microbatch, buf));
+                        let copies = acts.iter().zip(&bufs).map(|(act, buf)| Cmd::Copy { src: act.buf, dst: *buf });
+                        cmds.extend(copies);
+                        ring.sent.push_back((port.microbatch, bufs));
                     }
-                    Entry::Wait { port, act } => {
+                    Entry::Wait { port, acts } => {
                         let ring = rings.entry(port.edge).or_default();
-                        let Some((microbatch, buf)) = ring.sent.front().copied() else { break };
+                        let Some((microbatch, bufs)) = ring.sent.pop_front() else { break };
                         if microbatch != port.microbatch {
                             let expected = port.microbatch;
                             let message = format!("edge {} brings microbatch {microbatch}, not {expected}", port.edge);
                             return Err(Error::Contract { code: Code::FifoOrder, message });
                         }
-                        ring.sent.pop_front();
-                        ring.free.push(buf);
-                        cmds.push(Cmd::Copy { src: buf, dst: act.buf });
+                        let copies = acts.iter().zip(&bufs).map(|(act, buf)| Cmd::Copy { src: *buf, dst: act.buf });
+                        cmds.extend(copies);
+                        ring.free.push(bufs);
                     }
                     Entry::Post { .. } | Entry::Release { .. } => {}
                     Entry::Tie(_) | Entry::Agree(_) => break,
@@ -155,15 +158,15 @@ mod tests {
         // The receiver comes first in the list of ranks and must wait all the same.
         let receiver = vec![
             Entry::Post { port: port(3, 0) },
-            Entry::Wait { port: port(3, 0), act: y },
+            Entry::Wait { port: port(3, 0), acts: vec![y] },
             Entry::Release { edge: 3 },
-            Entry::Wait { port: port(3, 1), act: z },
+            Entry::Wait { port: port(3, 1), acts: vec![z] },
         ];
         let sender = vec![
             fill(x, 1.0),
-            Entry::Send { port: port(3, 0), act: x },
+            Entry::Send { port: port(3, 0), acts: vec![x] },
             fill(x, 2.0),
-            Entry::Send { port: port(3, 1), act: x },
+            Entry::Send { port: port(3, 1), acts: vec![x] },
             fill(x, 9.0),
         ];
         let cmds = merge(&mut device, vec![trace(receiver), trace(sender)]).unwrap();
@@ -180,8 +183,8 @@ mod tests {
     fn ranks_that_wait_for_each_other_or_for_another_message_are_refused() {
         let mut device = CpuDevice::new();
         let x = act(&mut device, "x");
-        let wait = |edge, m| Entry::Wait { port: port(edge, m), act: x };
-        let send = |edge, m| Entry::Send { port: port(edge, m), act: x };
+        let wait = |edge, m| Entry::Wait { port: port(edge, m), acts: vec![x] };
+        let send = |edge, m| Entry::Send { port: port(edge, m), acts: vec![x] };
         let crossed = vec![trace(vec![wait(0, 0), send(1, 0)]), trace(vec![wait(1, 0), send(0, 0)])];
         let error = merge(&mut device, crossed).unwrap_err();
         assert_eq!(error.to_string(), "the ranks of a captured step wait for each other [QE0401]");

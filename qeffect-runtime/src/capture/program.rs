@@ -13,12 +13,12 @@ use crate::error::Result;
 use crate::stage::Role;
 
 /// One step of a program.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Instr {
     Launch(GraphId),
-    Send { port: Port, act: Act },
+    Send { port: Port, acts: Vec<Act> },
     Post { port: Port },
-    Wait { port: Port, act: Act },
+    Wait { port: Port, acts: Vec<Act> },
     Release { edge: u32 },
     Tie,
     Agree,
@@ -59,9 +59,9 @@ impl Program {
                     run.push(cmd);
                     continue;
                 }
-                Entry::Send { port, act } => Instr::Send { port, act },
+                Entry::Send { port, acts } => Instr::Send { port, acts },
                 Entry::Post { port } => Instr::Post { port },
-                Entry::Wait { port, act } => Instr::Wait { port, act },
+                Entry::Wait { port, acts } => Instr::Wait { port, acts },
                 Entry::Release { edge } => Instr::Release { edge },
                 Entry::Tie(_) => Instr::Tie,
                 Entry::Agree(_) => Instr::Agree,

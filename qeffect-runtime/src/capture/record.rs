@@ -13,12 +13,12 @@ use crate::shard::Exchange;
 pub(crate) enum Entry {
     /// A command.
     Cmd(Cmd),
-    /// Sends a tensor; its buffer may be used anew as soon as this is done. Steps of ports are those of the rehearsal.
-    Send { port: Port, act: Act },
+    /// Sends tensors; their buffers may be used anew as soon as this is done. Steps of ports are those of the rehearsal.
+    Send { port: Port, acts: Vec<Act> },
     /// Says that the next free receive buffer takes a message.
     Post { port: Port },
     /// Waits for a message and puts it where its consumer reads it.
-    Wait { port: Port, act: Act },
+    Wait { port: Port, acts: Vec<Act> },
     /// The consumer has run: a receive buffer of the edge is free.
     Release { edge: u32 },
     /// Gathers gradients of ties that span ranks.

@@ -26,16 +26,16 @@ pub(crate) fn play<S: Stage>(
     shard.add_rolls(&program.rolls)?;
     after.unsure |= is_commit(program.action);
     for instr in &program.instrs {
-        match *instr {
+        match instr {
             Instr::Launch(graph) => {
                 // The first list of a step saves what an abort puts back; one that fails may have saved a part.
-                shard.device().launch(graph).inspect_err(|_| after.unsure |= !after.began)?;
+                shard.device().launch(*graph).inspect_err(|_| after.unsure |= !after.began)?;
                 after.began = true;
             }
-            Instr::Send { port, act } => wire.send(shard.device(), Port { step, ..port }, act)?,
-            Instr::Post { port } => wire.post(Port { step, ..port })?,
-            Instr::Wait { port, act } => wire.wait(shard.device(), Port { step, ..port }, act)?,
-            Instr::Release { edge } => wire.release(edge)?,
+            Instr::Send { port, acts } => wire.send(shard.device(), Port { step, ..*port }, acts)?,
+            Instr::Post { port } => wire.post(Port { step, ..*port })?,
+            Instr::Wait { port, acts } => wire.wait(shard.device(), Port { step, ..*port }, acts)?,
+            Instr::Release { edge } => wire.release(*edge)?,
             Instr::Tie => {
                 let all = wire.gather(shard.offer_ties()?)?;
                 shard.accept_ties(&all)?;

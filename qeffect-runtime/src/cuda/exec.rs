@@ -46,10 +46,6 @@ fn sizes(shape: &AttentionShape) -> attention::AttentionShape {
     attention::AttentionShape { sequences, length, heads, kv_heads, head_dim }
 }
 
-fn no_positions(cmd: &'static str) -> DeviceError {
-    DeviceError::Failed { cmd, reason: "embeddings without positions are not on this device yet".into() }
-}
-
 impl Lane<'_> {
     /// Puts a command into the stream.
     pub(super) fn issue(&self, cmd: &Cmd) -> Result {
@@ -97,22 +93,22 @@ impl Lane<'_> {
             }
             Cmd::Embed { tokens, table, positions, out, flag, seq, cols } => {
                 let flag = flag.map(|flag| t.scalar(name, first(flag))).transpose()?;
-                let Some(positions) = *positions else { return Err(no_positions(name)) };
-                let places = self.sized::<f32>(name, positions, seq * cols)?;
+                let places = positions.map(|positions| self.sized::<f32>(name, positions, seq * cols)).transpose()?;
                 let (ids, words) = (t.get(name, *tokens)?, t.get(name, *table)?);
                 k.embedding_forward(stream, ids, *cols, words, places, t.get(name, *out)?, flag).map_err(failed)
             }
             Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, seq, cols, accumulate } => {
-                let Some(positions_grad) = *positions_grad else { return Err(no_positions(name)) };
                 let ids = t.get::<u32>(name, *tokens)?;
                 let order = self.sized::<u32>(name, *order, ids.len())?;
                 let dy = self.sized::<bf16>(name, *dy, ids.len() * cols)?;
                 let words = t.get::<f32>(name, *table_grad)?;
-                let places = self.sized::<f32>(name, positions_grad, seq * cols)?;
+                let places = positions_grad.map(|grad| self.sized::<f32>(name, grad, seq * cols)).transpose()?;
                 let zeroed = if *accumulate { Ok(()) } else { memory::zero(stream, words) };
                 zeroed
                     .and_then(|()| k.token_gradient(stream, ids, order, *cols, dy, *accumulate, words))
-                    .and_then(|()| k.position_gradient(stream, *cols, dy, *accumulate, places))
+                    .and_then(|()| {
+                        places.map_or(Ok(()), |places| k.position_gradient(stream, *cols, dy, *accumulate, places))
+                    })
                     .map_err(failed)
             }
             Cmd::LayerNorm { x, gain, bias, y, mean, rstd, cols } => {

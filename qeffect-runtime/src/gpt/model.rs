@@ -1,7 +1,17 @@
 //! The GPT as functions: a block, and the four ways in which a pipeline cuts the model.
 
+use std::ops::Range;
+
+use super::GptConfig;
+use crate::built::{Built, Cut};
 use crate::cmd::AttentionShape;
+use crate::error::Result;
+use crate::layers;
+use crate::optim::NormPlan;
+use crate::params::{Layers, Registry};
+use crate::pipeline::pipeline;
 use crate::prelude::*;
+use crate::stage::{ParamId, StageSpec};
 
 /// Parameters of a pre-norm transformer block.
 #[derive(Clone, Debug, Params)]
@@ -28,73 +38,4 @@ pub fn block(x: Act, w: &Block) -> Act {
     add(x, linear(h, &w.fc2))
 }
 
-/// Parameters at the start of the pipeline.
-#[derive(Clone, Debug, Params)]
-#[params(crate = crate)]
-pub struct First {
-    #[params(name = "")]
-    pub(super) embedding: Embedding,
-    pub(super) blocks: Layers<Block>,
-}
-
-/// The embedding, and blocks.
-#[stage(crate = crate)]
-pub fn first(w: &First) -> Act {
-    let mut x = embedding(&w.embedding);
-    for layer in &w.blocks {
-        x = block(x, layer);
-    }
-    x
-}
-
-/// Parameters inside the pipeline.
-#[derive(Clone, Debug, Params)]
-#[params(crate = crate)]
-pub struct Middle {
-    pub(super) blocks: Layers<Block>,
-}
-
-/// Blocks only.
-#[stage(crate = crate)]
-pub fn middle(x: Act, w: &Middle) -> Act {
-    let mut x = x;
-    for layer in &w.blocks {
-        x = block(x, layer);
-    }
-    x
-}
-
-/// Parameters at the end of the pipeline.
-#[derive(Clone, Debug, Params)]
-#[params(crate = crate)]
-pub struct Last {
-    pub(super) blocks: Layers<Block>,
-    pub(super) ln_f: LayerNorm,
-    pub(super) head: Linear,
-}
-
-/// Blocks, the final norm, the projection to logits, the loss.
-#[stage(crate = crate)]
-pub fn last(x: Act, w: &Last) -> Loss {
-    let mut x = x;
-    for layer in &w.blocks {
-        x = block(x, layer);
-    }
-    cross_entropy(linear(layer_norm(x, &w.ln_f), &w.head))
-}
-
-/// Parameters of the whole model.
-#[derive(Clone, Debug, Params)]
-#[params(crate = crate)]
-pub struct Whole {
-    #[params(name = "")]
-    pub(super) first: First,
-    #[params(name = "")]
-    pub(super) last: Last,
-}
-
-/// All of it.
-#[stage(crate = crate)]
-pub fn whole(w: &Whole) -> Loss {
-    last(first(&w.first), &w.last)
-}
+pipeline!(GptConfig: block(Block), layer_norm(LayerNorm) as ln_f);

@@ -1,7 +1,17 @@
 //! The Llama as functions: a block, and the four ways in which a pipeline cuts the model.
 
+use std::ops::Range;
+
+use super::LlamaConfig;
+use crate::built::{Built, Cut};
 use crate::cmd::AttentionShape;
+use crate::error::Result;
+use crate::layers;
+use crate::optim::NormPlan;
+use crate::params::{Layers, Registry};
+use crate::pipeline::pipeline;
 use crate::prelude::*;
+use crate::stage::{ParamId, StageSpec};
 
 /// Parameters of a pre-norm block without biases.
 #[derive(Clone, Debug, Params)]
@@ -9,6 +19,7 @@ use crate::prelude::*;
 pub struct Block {
     pub(super) attention_norm: RmsNorm,
     /// `[(heads + 2 · kv_heads) · head_dim, hidden]`: the rows of q, k and v.
+    #[params(views(q = self.shape.heads, k = self.shape.kv_heads, v = self.shape.kv_heads))]
     pub(super) qkv: Linear,
     pub(super) rotary: Rotary,
     #[params(config)]
@@ -30,73 +41,4 @@ pub fn block(x: Act, w: &Block) -> Act {
     add(x, linear(h, &w.down))
 }
 
-/// Parameters at the start of the pipeline.
-#[derive(Clone, Debug, Params)]
-#[params(crate = crate)]
-pub struct First {
-    #[params(name = "")]
-    pub(super) embedding: Embedding,
-    pub(super) blocks: Layers<Block>,
-}
-
-/// The embedding, and blocks.
-#[stage(crate = crate)]
-pub fn first(w: &First) -> Act {
-    let mut x = embedding(&w.embedding);
-    for layer in &w.blocks {
-        x = block(x, layer);
-    }
-    x
-}
-
-/// Parameters inside the pipeline.
-#[derive(Clone, Debug, Params)]
-#[params(crate = crate)]
-pub struct Middle {
-    pub(super) blocks: Layers<Block>,
-}
-
-/// Blocks only.
-#[stage(crate = crate)]
-pub fn middle(x: Act, w: &Middle) -> Act {
-    let mut x = x;
-    for layer in &w.blocks {
-        x = block(x, layer);
-    }
-    x
-}
-
-/// Parameters at the end of the pipeline.
-#[derive(Clone, Debug, Params)]
-#[params(crate = crate)]
-pub struct Last {
-    pub(super) blocks: Layers<Block>,
-    pub(super) norm: RmsNorm,
-    pub(super) head: Linear,
-}
-
-/// Blocks, the final norm, the projection to logits, the loss.
-#[stage(crate = crate)]
-pub fn last(x: Act, w: &Last) -> Loss {
-    let mut x = x;
-    for layer in &w.blocks {
-        x = block(x, layer);
-    }
-    cross_entropy(linear(rms_norm(x, &w.norm), &w.head))
-}
-
-/// Parameters of the whole model.
-#[derive(Clone, Debug, Params)]
-#[params(crate = crate)]
-pub struct Whole {
-    #[params(name = "")]
-    pub(super) first: First,
-    #[params(name = "")]
-    pub(super) last: Last,
-}
-
-/// All of it.
-#[stage(crate = crate)]
-pub fn whole(w: &Whole) -> Loss {
-    last(first(&w.first), &w.last)
-}
+pipeline!(LlamaConfig: block(Block), rms_norm(RmsNorm) as norm);

@@ -64,7 +64,7 @@ impl<S: Stage> Shard<S> {
         self.ties.clear();
         self.ties_across = across;
         for (at, tie) in ties.iter().enumerate() {
-            let ends = [0, 1].map(|end| self.find(&tie.ends[end]).ok());
+            let ends = [0, 1].map(|end| self.find(&tie.ends[end]).ok().map(|found| (found.part, found.index)));
             let Some((part, index)) = ends[0].or(ends[1]) else { continue };
             let grad = self.parts[part].state.params[index].grad;
             let mut buffer = |what: &str| {

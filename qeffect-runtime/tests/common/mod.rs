@@ -119,34 +119,34 @@ impl Solo {
 
     /// F of all stages; the tapes, by stage.
     pub fn forward(&mut self, m: u32) -> Vec<GptTape> {
-        let mut x = None;
+        let mut x = Vec::new();
         let mut tapes = Vec::new();
         for stage in 0..self.stages {
             let token = self.fwd[stage as usize].take().unwrap();
-            let (y, tape, token) = self.shard.forward(StageId(stage), Microbatch(m), x, token).unwrap();
+            let (y, tape, token) = self.shard.forward(StageId(stage), Microbatch(m), &x, token).unwrap();
             self.fwd[stage as usize] = Some(token);
             x.into_iter().for_each(|x| self.shard.free(x).unwrap());
             tapes.push(tape);
             x = y;
         }
-        assert!(x.is_none());
+        assert!(x.is_empty());
         tapes
     }
 
     /// I of all stages; the works, by stage from the last.
     pub fn input_grad(&mut self, m: u32, tapes: Vec<GptTape>) -> Vec<GptWork> {
-        let mut dy = None;
+        let mut dy = Vec::new();
         let mut works = Vec::new();
         for (stage, tape) in tapes.into_iter().enumerate().rev() {
             let token = self.bwd[stage].take().unwrap();
             let (dx, work, token) =
-                self.shard.input_grad(StageId(stage as u32), Microbatch(m), dy, tape, token).unwrap();
+                self.shard.input_grad(StageId(stage as u32), Microbatch(m), &dy, tape, token).unwrap();
             self.bwd[stage] = Some(token);
             dy.into_iter().for_each(|dy| self.shard.free(dy).unwrap());
             works.push(work);
             dy = dx;
         }
-        assert!(dy.is_none());
+        assert!(dy.is_empty());
         works
     }
 
@@ -191,9 +191,9 @@ impl Solo {
     pub fn evaluate(&mut self, batch: &[Windows]) -> f64 {
         self.shard.load(batch).unwrap();
         for m in 0..batch.len() as u32 {
-            let mut x = None;
+            let mut x = Vec::new();
             for stage in 0..self.stages {
-                let y = self.shard.evaluate(StageId(stage), Microbatch(m), x, true).unwrap();
+                let y = self.shard.evaluate(StageId(stage), Microbatch(m), &x, true).unwrap();
                 x.into_iter().for_each(|x| self.shard.free(x).unwrap());
                 x = y;
             }

@@ -49,16 +49,16 @@ fn run(config: &GptConfig, caps: Caps, recompute: bool) -> (Vec<u64>, BTreeMap<S
         ids().for_each(|id| shard.refresh(id).unwrap());
         let (mut tapes, mut seeds) = (Vec::new(), Vec::new());
         for m in 0..MICROBATCHES {
-            let mut x = None;
+            let mut x = Vec::new();
             for id in ids() {
                 let token = fwd[id.0 as usize].take().unwrap();
                 let y = if recompute {
-                    let (y, seed, token) = shard.forward_for_recompute(id, Microbatch(m), x, token).unwrap();
+                    let (y, seed, token) = shard.forward_for_recompute(id, Microbatch(m), &x, token).unwrap();
                     fwd[id.0 as usize] = Some(token);
                     seeds.push(seed);
                     y
                 } else {
-                    let (y, tape, token) = shard.forward(id, Microbatch(m), x, token).unwrap();
+                    let (y, tape, token) = shard.forward(id, Microbatch(m), &x, token).unwrap();
                     fwd[id.0 as usize] = Some(token);
                     tapes.push(tape);
                     y
@@ -77,10 +77,10 @@ fn run(config: &GptConfig, caps: Caps, recompute: bool) -> (Vec<u64>, BTreeMap<S
                     false => tapes.next().unwrap(),
                 });
             }
-            let mut dy = None;
+            let mut dy = Vec::new();
             for (id, tape) in ids().zip(of_stages).rev() {
                 let token = bwd[id.0 as usize].take().unwrap();
-                let (dx, work, token) = shard.input_grad(id, Microbatch(m), dy, tape, token).unwrap();
+                let (dx, work, token) = shard.input_grad(id, Microbatch(m), &dy, tape, token).unwrap();
                 bwd[id.0 as usize] = Some(token);
                 dy.into_iter().for_each(|dy| shard.free(dy).unwrap());
                 dy = dx;

@@ -15,6 +15,7 @@ use qeffect_runtime::cx::Cx;
 use qeffect_runtime::data::Windows;
 use qeffect_runtime::error::{Error, Result};
 use qeffect_runtime::gpt::{GptConfig, GptStage, GptTape, GptWork};
+use qeffect_runtime::op::Effects;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Session, SessionConfig, Snapshot};
 use qeffect_runtime::stage::{Stage, StageSpec};
@@ -71,7 +72,10 @@ impl Stage for Faulty {
     fn spec(&self) -> &StageSpec {
         self.stage.spec()
     }
-    fn forward(&self, cx: &mut Cx<'_>, x: Option<Act>, t: Token<Fwd>) -> Result<(Option<Act>, GptTape, Token<Fwd>)> {
+    fn effects(&self) -> Effects {
+        self.stage.effects()
+    }
+    fn forward(&self, cx: &mut Cx<'_>, x: &[Act], t: Token<Fwd>) -> Result<(Vec<Act>, GptTape, Token<Fwd>)> {
         let result = self.stage.forward(cx, x, t)?; // it has rolled and leased when it fails
         self.count()?;
         Ok(result)
@@ -79,10 +83,10 @@ impl Stage for Faulty {
     fn input_grad(
         &self,
         cx: &mut Cx<'_>,
-        dy: Option<Act>,
+        dy: &[Act],
         tape: GptTape,
         token: Token<Bwd>,
-    ) -> Result<(Option<Act>, GptWork, Token<Bwd>)> {
+    ) -> Result<(Vec<Act>, GptWork, Token<Bwd>)> {
         let result = self.stage.input_grad(cx, dy, tape, token)?;
         self.count()?;
         Ok(result)
@@ -91,7 +95,7 @@ impl Stage for Faulty {
         self.stage.weight_grad(cx, work)?;
         self.count()
     }
-    fn evaluate(&self, cx: &mut Cx<'_>, x: Option<Act>) -> Result<Option<Act>> {
+    fn evaluate(&self, cx: &mut Cx<'_>, x: &[Act]) -> Result<Vec<Act>> {
         let result = self.stage.evaluate(cx, x)?;
         self.count()?;
         Ok(result)

@@ -15,7 +15,7 @@ use qeffect_runtime::cx::Cx;
 use qeffect_runtime::data::Windows;
 use qeffect_runtime::device::Caps;
 use qeffect_runtime::error::{Error, Result};
-use qeffect_runtime::op::Op;
+use qeffect_runtime::op::{Effects, Op};
 use qeffect_runtime::ops::linear::{Linear, LinearOp, LinearTape, LinearWork};
 use qeffect_runtime::optim::{NormPlan, OptimConfig, Verdict};
 use qeffect_runtime::shard::{Named, Shard, ShardConfig};
@@ -41,25 +41,24 @@ impl Stage for OneLayer {
         &self.spec
     }
 
-    fn forward(
-        &self,
-        cx: &mut Cx<'_>,
-        x: Option<Act>,
-        token: Token<Fwd>,
-    ) -> Result<(Option<Act>, LinearTape, Token<Fwd>)> {
-        let (y, tape, token) = LinearOp::forward(cx, x.unwrap(), &self.layer, token)?;
-        Ok((Some(y), tape, cx.roll_forward(token)?))
+    fn effects(&self) -> Effects {
+        LinearOp::EFFECTS
+    }
+
+    fn forward(&self, cx: &mut Cx<'_>, x: &[Act], token: Token<Fwd>) -> Result<(Vec<Act>, LinearTape, Token<Fwd>)> {
+        let (y, tape, token) = LinearOp::forward(cx, x[0], &self.layer, token)?;
+        Ok((vec![y], tape, cx.roll_forward(token)?))
     }
 
     fn input_grad(
         &self,
         cx: &mut Cx<'_>,
-        dy: Option<Act>,
+        dy: &[Act],
         tape: LinearTape,
         token: Token<Bwd>,
-    ) -> Result<(Option<Act>, LinearWork, Token<Bwd>)> {
-        let (dx, work, token) = LinearOp::input_grad(cx, dy.unwrap(), &self.layer, tape, token)?;
-        Ok((Some(dx), work, cx.roll_backward(token)?))
+    ) -> Result<(Vec<Act>, LinearWork, Token<Bwd>)> {
+        let (dx, work, token) = LinearOp::input_grad(cx, dy[0], &self.layer, tape, token)?;
+        Ok((vec![dx], work, cx.roll_backward(token)?))
     }
 
     fn weight_grad(&self, cx: &mut Cx<'_>, work: LinearWork) -> Result<()> {
@@ -70,8 +69,8 @@ impl Stage for OneLayer {
         Ok(())
     }
 
-    fn evaluate(&self, cx: &mut Cx<'_>, x: Option<Act>) -> Result<Option<Act>> {
-        LinearOp::evaluate(cx, x.unwrap(), &self.layer).map(Some)
+    fn evaluate(&self, cx: &mut Cx<'_>, x: &[Act]) -> Result<Vec<Act>> {
+        Ok(vec![LinearOp::evaluate(cx, x[0], &self.layer)?])
     }
 }
 
@@ -103,7 +102,7 @@ impl Bench {
     fn with(recipe: &str, microbatches: u32, caps: Caps, twice: bool) -> Bench {
         let recipe: Recipe = recipe.parse().unwrap();
         let mut spec = StageSpec::new(recipe);
-        (spec.input, spec.output) = (Some([TOKENS, WIDTH]), Some([TOKENS, WIDTH]));
+        (spec.input, spec.output) = (vec![[TOKENS, WIDTH]], vec![[TOKENS, WIDTH]]);
         let layer = Linear::new(&mut spec, "layer", [WIDTH, WIDTH], false, Init::Ones, true);
         let config = ShardConfig {
             microbatches,
@@ -152,9 +151,9 @@ impl Bench {
     fn forward(&mut self, m: u32, x: &[f64]) -> (Vec<f64>, LinearTape) {
         let x = self.act(x);
         let token = self.fwd.take().unwrap();
-        let (y, tape, token) = self.shard.forward(STAGE, Microbatch(m), Some(x), token).unwrap();
+        let (y, tape, token) = self.shard.forward(STAGE, Microbatch(m), &[x], token).unwrap();
         self.fwd = Some(token);
-        let y = y.unwrap();
+        let y = y[0];
         let values = self.shard.reals(y).unwrap();
         self.shard.free(y).unwrap();
         self.shard.free(x).unwrap();
@@ -164,9 +163,9 @@ impl Bench {
     fn input_grad(&mut self, m: u32, dy: &[f64], tape: LinearTape) -> (Vec<f64>, LinearWork) {
         let dy = self.act(dy);
         let token = self.bwd.take().unwrap();
-        let (dx, work, token) = self.shard.input_grad(STAGE, Microbatch(m), Some(dy), tape, token).unwrap();
+        let (dx, work, token) = self.shard.input_grad(STAGE, Microbatch(m), &[dy], tape, token).unwrap();
         self.bwd = Some(token);
-        let dx = dx.unwrap();
+        let dx = dx[0];
         let values = self.shard.reals(dx).unwrap();
         self.shard.free(dx).unwrap();
         self.shard.free(dy).unwrap();

@@ -27,6 +27,7 @@ use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::cx::Cx;
 use qeffect_runtime::error::{Error, Result};
 use qeffect_runtime::gpt::{GptConfig, GptStage, GptTape, GptWork};
+use qeffect_runtime::op::Effects;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::stage::{Stage, StageSpec};
@@ -66,6 +67,8 @@ enum Fault {
     OutOfTurn,
     /// F returns the token of another stage.
     Foreign,
+    /// It declares to move no state, and moves it.
+    Undeclared,
 }
 
 struct Faulty {
@@ -82,12 +85,11 @@ impl Stage for Faulty {
         self.inner.spec()
     }
 
-    fn forward(
-        &self,
-        cx: &mut Cx<'_>,
-        x: Option<Act>,
-        token: Token<Fwd>,
-    ) -> Result<(Option<Act>, GptTape, Token<Fwd>)> {
+    fn effects(&self) -> Effects {
+        if self.fault == Fault::Undeclared { Effects::NONE } else { self.inner.effects() }
+    }
+
+    fn forward(&self, cx: &mut Cx<'_>, x: &[Act], token: Token<Fwd>) -> Result<(Vec<Act>, GptTape, Token<Fwd>)> {
         let (y, tape, token) = self.inner.forward(cx, x, token)?;
         let token = match self.fault {
             Fault::Doubled => {
@@ -96,7 +98,7 @@ impl Stage for Faulty {
             }
             Fault::Skipped => token.rolled(),
             Fault::Foreign => (0..token.rolls()).fold(Token::first(StageId(9)), |token, _| token.rolled()),
-            Fault::None | Fault::OutOfTurn => token,
+            Fault::None | Fault::OutOfTurn | Fault::Undeclared => token,
         };
         Ok((y, tape, token))
     }
@@ -104,10 +106,10 @@ impl Stage for Faulty {
     fn input_grad(
         &self,
         cx: &mut Cx<'_>,
-        dy: Option<Act>,
+        dy: &[Act],
         tape: GptTape,
         token: Token<Bwd>,
-    ) -> Result<(Option<Act>, GptWork, Token<Bwd>)> {
+    ) -> Result<(Vec<Act>, GptWork, Token<Bwd>)> {
         self.inner.input_grad(cx, dy, tape, token)
     }
 
@@ -118,7 +120,7 @@ impl Stage for Faulty {
         self.inner.weight_grad(cx, work)
     }
 
-    fn evaluate(&self, cx: &mut Cx<'_>, x: Option<Act>) -> Result<Option<Act>> {
+    fn evaluate(&self, cx: &mut Cx<'_>, x: &[Act]) -> Result<Vec<Act>> {
         self.inner.evaluate(cx, x)
     }
 }
@@ -131,6 +133,18 @@ fn session(how: How, checked: &Checked, fault: Fault) -> Result<Session<Faulty>>
         fault: if id == 1 { fault } else { Fault::None },
     });
     how.session(checked.clone(), stages.collect(), config(), || Box::new(CpuDevice::new()))
+}
+
+#[test]
+fn a_stage_that_declares_other_effects_than_its_state_has_is_refused_at_start() {
+    let checked = zb_h1::build(2, i64::from(MICROBATCHES)).unwrap();
+    for how in HOW {
+        let Err(error) = session(how, &checked, Fault::Undeclared) else { panic!("{how:?}: not refused") };
+        assert_eq!(error.code(), Some(Code::EffectMismatch), "{how:?}: {error}");
+        let text = error.to_string();
+        assert!(text.contains("stage 1 has the forward scaling state, which F rolls, and none"), "{text}");
+        assert!(!text.contains("stage 0"), "{text}");
+    }
 }
 
 /// All that must not move. Gradients of a step that failed are nobody's.

@@ -6,6 +6,7 @@ mod common;
 
 mod commands;
 mod graphs;
+mod llama;
 mod products;
 mod rig;
 mod sessions;

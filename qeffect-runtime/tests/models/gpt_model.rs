@@ -72,13 +72,13 @@ fn every_gradient_of_one_step() {
     let batch = &batches(&golden, &config)[0];
 
     solo.shard.load(batch).unwrap();
-    let mut x = None;
+    let mut x = Vec::new();
     for stage in 0..solo.stages {
-        let y = solo.shard.evaluate(StageId(stage), Microbatch(0), x, false).unwrap();
+        let y = solo.shard.evaluate(StageId(stage), Microbatch(0), &x, false).unwrap();
         x.into_iter().for_each(|x| solo.shard.free(x).unwrap());
         x = y;
     }
-    let logits = x.expect("the last stage gives logits");
+    let [logits] = x[..] else { panic!("the last stage gives logits") };
     golden.compare("logits", &narrow(&solo.shard.reals(logits).unwrap()));
     solo.shard.free(logits).unwrap();
 

@@ -43,26 +43,30 @@ fn narrow(values: &[f64]) -> Vec<f32> {
     values.iter().map(|x| *x as f32).collect()
 }
 
-#[test]
-fn every_gradient_of_one_step_is_that_of_pytorch() {
-    let golden = Golden::open("llama");
-    // What `scripts/goldens.py` fixes.
-    let config = LlamaConfig {
+/// What `scripts/goldens.py` fixes.
+fn golden_config(layers: usize, tied: bool) -> LlamaConfig {
+    LlamaConfig {
         vocab: 64,
         hidden: 24,
         heads: 6,
         kv_heads: 2,
         ffn: 40,
-        layers: 3,
+        layers,
         seq: 13,
         sequences: 2,
         rotary_base: 500.0,
-        tied: false,
+        tied,
         recipe: "f32".parse().unwrap(),
-    };
-    let paths = paths(&config);
+    }
+}
+
+/// One step of the model of a golden file: logits of an evaluation, losses, the norm, and every gradient.
+fn is_that_of_pytorch(golden: &Golden, config: &LlamaConfig, session: &mut Session<LlamaStage>, evaluated: Checked) {
+    let mut paths = paths(config);
+    if config.tied {
+        paths.retain(|path| path != "head.weight"); // it is `wte`
+    }
     assert_eq!(golden.names("param/"), paths, "the same parameters, no more and no fewer");
-    let mut session = session(&config, zb_v::<2, 4>(), &[0, 1, 2, 0], Some(CaptureMode::Step));
     let value = |path: &String| golden.floats(&format!("param/{path}")).into_iter().map(f64::from).collect();
     session.set_params(paths.iter().map(|path| (path.clone(), value(path))).collect()).unwrap();
     let (tokens, targets) = (golden.ids("tokens"), golden.ids("targets"));
@@ -70,7 +74,7 @@ fn every_gradient_of_one_step_is_that_of_pytorch() {
     let batch: Vec<Windows> =
         rows.map(|(tokens, targets)| Windows { tokens: tokens.to_vec(), targets: targets.to_vec() }).collect();
 
-    let evaluation = session.evaluation(eval_v::<2, 4>().clone()).unwrap();
+    let evaluation = session.evaluation(evaluated).unwrap();
     golden.compare("logits", &narrow(&session.logits(&evaluation, batch.clone()).unwrap()[0]));
     let report = session.step(batch).unwrap();
     golden.compare("losses", &narrow(&report.losses));
@@ -78,6 +82,26 @@ fn every_gradient_of_one_step_is_that_of_pytorch() {
     for path in &paths {
         golden.compare(&format!("grad/{path}"), &narrow(&session.gradient(path).unwrap()));
     }
+    if config.tied {
+        assert_eq!(session.gradient("head.weight").unwrap(), session.gradient("wte").unwrap());
+    }
+}
+
+#[test]
+fn every_gradient_of_one_step_is_that_of_pytorch() {
+    let config = golden_config(3, false);
+    let mut session = session(&config, zb_v::<2, 4>(), &[0, 1, 2, 0], Some(CaptureMode::Step));
+    is_that_of_pytorch(&Golden::open("llama"), &config, &mut session, eval_v::<2, 4>().clone());
+}
+
+/// The ends of the tie on two ranks, and on one.
+#[test]
+fn every_gradient_of_a_tied_model_is_that_of_pytorch() {
+    let (golden, config) = (Golden::open("llama_tied"), golden_config(2, true));
+    let mut across = session(&config, zb_h1::<2, 4>(), &[1, 1], Some(CaptureMode::Step));
+    is_that_of_pytorch(&golden, &config, &mut across, eval_loop::build(2, 4, 1).unwrap());
+    let mut within = session(&config, zb_v::<2, 4>(), &[0, 1, 1, 0], None);
+    is_that_of_pytorch(&golden, &config, &mut within, eval_v::<2, 4>().clone());
 }
 
 fn batch(config: &LlamaConfig, step: u64) -> Vec<Windows> {
@@ -270,4 +294,32 @@ fn of_two_tied_parameters_one_value_is_enough_and_two_are_the_same() {
     let two = BTreeMap::from([("wte".to_owned(), values), ("head.weight".to_owned(), vec![0.0; 64])]);
     let error = session.set_params(two).unwrap_err().to_string();
     assert_eq!(error, "`wte` and `head.weight` are tied, and are given different values");
+}
+
+/// Six heads that share two of keys and values: the views are unequal, and lie one behind the other in the packed rows.
+#[test]
+fn views_of_packed_parameters_are_read_and_written_by_name() {
+    let config = golden_config(2, false);
+    let mut session = session(&config, one_f_one_b::<2, 4>(), &[1, 1], Some(CaptureMode::Eager));
+    session.step(batch(&config, 0)).unwrap();
+    for (packed, parts) in [("qkv", &[("q", 24), ("k", 8), ("v", 8)][..]), ("gate_up", &[("gate", 40), ("up", 40)])] {
+        let packed = format!("blocks.1.{packed}.weight");
+        let (values, gradient) = (session.param(&packed).unwrap(), session.gradient(&packed).unwrap());
+        let mut row = 0;
+        for (name, rows) in parts {
+            let elements = row * config.hidden..(row + rows) * config.hidden;
+            let name = format!("blocks.1.{name}.weight");
+            assert_eq!(session.param(&name).unwrap(), values[elements.clone()], "{name}");
+            assert_eq!(session.gradient(&name).unwrap(), gradient[elements], "{name}");
+            row += rows;
+        }
+        assert_eq!(row * config.hidden, values.len());
+    }
+    let packed = session.param("blocks.0.qkv.weight").unwrap();
+    session.set_params(BTreeMap::from([("blocks.0.k.weight".to_owned(), vec![0.25; 8 * 24])])).unwrap();
+    let written = session.param("blocks.0.qkv.weight").unwrap();
+    assert_eq!(written[24 * 24..32 * 24], [0.25; 8 * 24]);
+    assert_eq!((&written[..24 * 24], &written[32 * 24..]), (&packed[..24 * 24], &packed[32 * 24..]));
+    let error = session.set_params(BTreeMap::from([("blocks.0.k.weight".to_owned(), vec![0.0; 3])])).unwrap_err();
+    assert!(error.to_string().contains("`blocks.0.k.weight` has 192 values, 3 were given"), "{error}");
 }

@@ -149,7 +149,7 @@ fn chain_stage(rate: f64) -> ChainStage {
         ln_f: LayerNorm::of(hidden),
         head: linear([hidden, VOCABULARY]),
     };
-    Built::new("f64".parse().unwrap(), [SEQ * SEQUENCES, hidden], params).unwrap()
+    Built::new("f64".parse().unwrap(), [SEQ * SEQUENCES, hidden], params)
 }
 
 const MICROBATCHES: u32 = 2;
@@ -197,13 +197,13 @@ impl Rig {
         shard.begin_step(&Rig::batch()).unwrap();
         shard.refresh(STAGE).unwrap();
         for m in 0..MICROBATCHES {
-            let (_, tape, after) = shard.forward(STAGE, Microbatch(m), None, fwd).unwrap();
+            let (_, tape, after) = shard.forward(STAGE, Microbatch(m), &[], fwd).unwrap();
             fwd = after;
             if !backward {
                 drop(tape); // its buffers come back below
                 continue;
             }
-            let (_, work, after) = shard.input_grad(STAGE, Microbatch(m), None, tape, bwd).unwrap();
+            let (_, work, after) = shard.input_grad(STAGE, Microbatch(m), &[], tape, bwd).unwrap();
             bwd = after;
             shard.weight_grad(STAGE, Microbatch(m), work).unwrap();
         }
@@ -262,8 +262,8 @@ fn a_mask_follows_the_step_and_evaluation_has_none() {
         let mut shard = rig.shard;
         shard.load(&Rig::batch()).unwrap();
         for m in 0..MICROBATCHES {
-            let logits = shard.evaluate(STAGE, Microbatch(m), None, true).unwrap();
-            shard.free(logits.unwrap()).unwrap();
+            let logits = shard.evaluate(STAGE, Microbatch(m), &[], true).unwrap();
+            shard.free(logits[0]).unwrap();
         }
         let losses = shard.losses().unwrap();
         losses.iter().sum::<f64>() / losses.len() as f64

@@ -4,6 +4,7 @@
 #[rustfmt::skip]
 #[allow(clippy::all)]
 mod bodies;
+mod streams;
 
 use std::collections::BTreeMap;
 
@@ -15,6 +16,7 @@ use qeffect_runtime::prelude::*;
 use qeffect_runtime::rng;
 use qeffect_runtime::shard::{Shard, ShardConfig};
 use qeffect_runtime::stage::Stage as _;
+use qeffect_runtime::value::Edge;
 
 const ROWS: usize = 5;
 const COLS: usize = 6;
@@ -140,12 +142,14 @@ impl Tape {
         self.push(y, Made::Add(a, b))
     }
 
-    /// Gradients of node 0 and of all parameters, from that of the last node.
-    fn backward(&self, dy: &[f64]) -> (Vec<f64>, BTreeMap<String, Vec<f64>>) {
+    /// Gradients of the first nodes, which are `given`, and of all parameters, from those of other nodes.
+    fn backward(&self, given: usize, dys: &[(Node, Vec<f64>)]) -> (Vec<Vec<f64>>, BTreeMap<String, Vec<f64>>) {
         let mut grads = vec![vec![0.0; ROWS * COLS]; self.values.len()];
         let mut params: BTreeMap<String, Vec<f64>> =
             self.params.iter().map(|(path, values)| (path.clone(), vec![0.0; values.len()])).collect();
-        *grads.last_mut().unwrap() = dy.to_vec();
+        for (node, dy) in dys {
+            grads[*node].iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
+        }
         for node in (0..self.values.len()).rev() {
             let dy = grads[node].clone();
             let add = |grads: &mut Vec<Vec<f64>>, to: Node, dx: Vec<f64>| {
@@ -202,7 +206,8 @@ impl Tape {
                 }
             }
         }
-        (grads.swap_remove(0), params)
+        grads.truncate(given);
+        (grads, params)
     }
 }
 
@@ -219,13 +224,23 @@ fn close(name: &str, what: &str, got: &[f64], want: &[f64]) {
     }
 }
 
-/// Runs a body as a stage of one microbatch, and over the tape.
+/// Runs a body of one activation as a stage of one microbatch, and over the tape.
 fn compare<B>(name: &str, on_tape: fn(&mut Tape, &Parts, Node) -> Node)
 where
     B: for<'a> Op<Param<'a> = &'a Parts, Input = Act, Output = Act>,
 {
+    compare_all::<B>(name, |tape, parts| vec![on_tape(tape, parts, 0)]);
+}
+
+/// The same for as many activations as the body takes and gives. On the tape, nodes 0, 1 .. are given.
+fn compare_all<B>(name: &str, on_tape: impl Fn(&mut Tape, &Parts) -> Vec<Node>)
+where
+    B: for<'a> Op<Param<'a> = &'a Parts>,
+    B::Input: Edge,
+    B::Output: Edge,
+{
     const STAGE: StageId = StageId(0);
-    let stage: Built<B, Parts> = Built::new("f64".parse().unwrap(), [ROWS, COLS], parts()).unwrap();
+    let stage: Built<B, Parts> = Built::new("f64".parse().unwrap(), [ROWS, COLS], parts());
     let sizes: Vec<(String, usize)> =
         stage.spec().params.iter().map(|param| (param.path.clone(), param.elements())).collect();
     let config = ShardConfig {
@@ -249,33 +264,43 @@ where
     }
     shard.prologue().unwrap();
 
-    let (x, dy) = (pattern(1), pattern(2));
-    let mut tape = Tape { params, values: vec![x.clone()], made: vec![Made::Given] };
-    let last = on_tape(&mut tape, &parts(), 0);
-    assert_eq!(last, tape.values.len() - 1);
-    let (want_dx, want) = tape.backward(&dy);
+    let given = B::Input::TENSORS;
+    let xs: Vec<Vec<f64>> = (0..given as u64).map(|stream| pattern(1 + 2 * stream)).collect();
+    let dys: Vec<Vec<f64>> = (0..B::Output::TENSORS as u64).map(|stream| pattern(2 + 2 * stream)).collect();
+    let made = xs.iter().map(|_| Made::Given).collect();
+    let mut tape = Tape { params, values: xs.clone(), made };
+    let results = on_tape(&mut tape, &parts());
+    let ends: Vec<(Node, Vec<f64>)> = results.iter().copied().zip(dys.iter().cloned()).collect();
+    let (want_dx, want) = tape.backward(given, &ends);
 
     let zeros = vec![0; ROWS];
     let batch = [Windows { tokens: zeros.clone(), targets: zeros }];
     shard.begin_step(&batch).unwrap();
     shard.refresh(STAGE).unwrap();
-    let act = |shard: &mut Shard<Built<B, Parts>>, values: &[f64]| {
-        let act = shard.lease(qeffect_core::dtype::Dtype::F64, ROWS, COLS).unwrap();
-        shard.write_act(act, bytemuck::cast_slice(values)).unwrap();
-        act
+    let lease = |shard: &mut Shard<Built<B, Parts>>, values: &[Vec<f64>]| -> Vec<Act> {
+        let act = |values: &Vec<f64>| {
+            let act = shard.lease(qeffect_core::dtype::Dtype::F64, ROWS, COLS).unwrap();
+            shard.write_act(act, bytemuck::cast_slice(values)).unwrap();
+            act
+        };
+        values.iter().map(act).collect()
     };
-    let x = act(&mut shard, &x);
-    let (y, kept, _token) = shard.forward(STAGE, Microbatch(0), Some(x), Token::first(STAGE)).unwrap();
-    shard.free(x).unwrap();
-    let y = y.unwrap();
-    close(name, "y", &shard.reals(y).unwrap(), tape.values.last().unwrap());
-    shard.free(y).unwrap();
-    let dy = act(&mut shard, &dy);
-    let (dx, work, _token) = shard.input_grad(STAGE, Microbatch(0), Some(dy), kept, Token::first(STAGE)).unwrap();
-    shard.free(dy).unwrap();
-    let dx = dx.unwrap();
-    close(name, "dx", &shard.reals(dx).unwrap(), &want_dx);
-    shard.free(dx).unwrap();
+    let settle = |shard: &mut Shard<Built<B, Parts>>, what: &str, acts: Vec<Act>, want: &[&Vec<f64>]| {
+        assert_eq!(acts.len(), want.len());
+        for (at, (act, want)) in acts.into_iter().zip(want).enumerate() {
+            close(name, &format!("{what}{at}"), &shard.reals(act).unwrap(), want);
+            shard.free(act).unwrap();
+        }
+    };
+    let x = lease(&mut shard, &xs);
+    let (y, kept, _token) = shard.forward(STAGE, Microbatch(0), &x, Token::first(STAGE)).unwrap();
+    x.into_iter().for_each(|x| shard.free(x).unwrap());
+    let want_y: Vec<&Vec<f64>> = results.iter().map(|node| &tape.values[*node]).collect();
+    settle(&mut shard, "y", y, &want_y);
+    let dy = lease(&mut shard, &dys);
+    let (dx, work, _token) = shard.input_grad(STAGE, Microbatch(0), &dy, kept, Token::first(STAGE)).unwrap();
+    dy.into_iter().for_each(|dy| shard.free(dy).unwrap());
+    settle(&mut shard, "dx", dx, &want_dx.iter().collect::<Vec<_>>());
     shard.weight_grad(STAGE, Microbatch(0), work).unwrap();
     // Every share of every tensor was given back.
     shard.pool().quiescent().unwrap();
