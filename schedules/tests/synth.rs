@@ -31,35 +31,49 @@ fn uniform(f: i64, i: i64, w: i64, latency: i64) -> CostModel {
     CostModel { latency, ..CostModel::uniform(Costs { f, i, w }) }
 }
 
+/// Makespan and idle time, what is to be small first.
+fn quality(objective: Objective, makespan: i64, idle: i64) -> (i64, i64) {
+    match objective {
+        Objective::Makespan => (makespan, idle),
+        Objective::Idle => (idle, makespan),
+    }
+}
+
 #[test]
-fn never_worse_than_a_schedule_of_the_library_under_its_limit() {
+fn never_longer_than_a_schedule_of_the_library_under_its_limit() {
+    never_worse_than_the_library(Objective::Makespan);
+}
+
+#[test]
+fn never_idler_than_a_schedule_of_the_library_under_its_limit() {
+    never_worse_than_the_library(Objective::Idle);
+}
+
+fn never_worse_than_the_library(objective: Objective) {
     let (mut cases, mut alone) = (0, 0);
     for entry in library().iter().chain(further()).filter(|entry| !entry.eval) {
-        for ranks in [1, 2, 4] {
-            for microbatches in [4, 8, 16] {
-                if entry.name == "dualpipe_v" && microbatches < 2 * ranks {
-                    continue;
-                }
-                for (f, i, w, latency) in [(1, 1, 1, 0), (4, 5, 3, 0), (4, 5, 3, 2), (3, 2, 4, 1)] {
-                    for objective in [Objective::Makespan, Objective::Idle] {
-                        let costs = uniform(f, i, w, latency);
-                        let request = request(entry, ranks, microbatches, costs.clone(), objective);
-                        let given = entry.checked(ranks, microbatches).expect("the library is right").into_owned();
-                        let index = Index::new(&given.schedule);
-                        let timeline = run(&given.schedule, &index, &costs).expect("it is checked");
-                        let quality = |makespan: i64, idle: i64| match objective {
-                            Objective::Makespan => (makespan, idle),
-                            Objective::Idle => (idle, makespan),
-                        };
-                        let known = quality(timeline.makespan, timeline.idle());
-                        let best = synthesize(&request, std::slice::from_ref(&given)).expect("the given one fits");
-                        assert!(quality(best.makespan, best.idle) <= known, "{} {request:?}", entry.name);
-                        assert!(best.memory.iter().all(|peak| *peak <= request.limit));
+        for (ranks, microbatches) in [(1, 4), (1, 8), (1, 16), (2, 4), (2, 8), (2, 16), (4, 4), (4, 8), (4, 16)] {
+            if entry.name == "dualpipe_v" && microbatches < 2 * ranks {
+                continue;
+            }
+            for (f, i, w, latency) in [(1, 1, 1, 0), (4, 5, 3, 0), (4, 5, 3, 2), (3, 2, 4, 1)] {
+                let costs = uniform(f, i, w, latency);
+                let request = request(entry, ranks, microbatches, costs.clone(), objective);
+                let given = entry.checked(ranks, microbatches).expect("the library is right").into_owned();
+                let index = Index::new(&given.schedule);
+                let timeline = run(&given.schedule, &index, &costs).expect("it is checked");
+                let known = quality(objective, timeline.makespan, timeline.idle());
+                let best = synthesize(&request, std::slice::from_ref(&given)).expect("the given one fits");
+                assert!(quality(objective, best.makespan, best.idle) <= known, "{} {request:?}", entry.name);
+                assert!(best.memory.iter().all(|peak| *peak <= request.limit));
+                cases += 1;
+                // At equal quality the given one is returned.
+                alone += u32::from(
+                    best.given.is_none() || {
                         let found = synthesize(&request, &[]).expect("feasible");
-                        cases += 1;
-                        alone += u32::from(quality(found.makespan, found.idle) <= known);
-                    }
-                }
+                        quality(objective, found.makespan, found.idle) <= known
+                    },
+                );
             }
         }
     }
@@ -115,15 +129,17 @@ fn never_worse_at_random_costs() {
         let given = entry.checked(ranks, microbatches).expect("the library is right").into_owned();
         let index = Index::new(&given.schedule);
         let timeline = run(&given.schedule, &index, &costs).expect("it is checked");
-        let quality = |makespan: i64, idle: i64| match objective {
-            Objective::Makespan => (makespan, idle),
-            Objective::Idle => (idle, makespan),
-        };
-        let known = quality(timeline.makespan, timeline.idle());
+        let known = quality(objective, timeline.makespan, timeline.idle());
         let best = synthesize(&request, std::slice::from_ref(&given)).expect("the given one fits");
-        assert!(quality(best.makespan, best.idle) <= known, "{} P = {ranks}, M = {microbatches}", entry.name);
+        assert!(
+            quality(objective, best.makespan, best.idle) <= known,
+            "{} P = {ranks}, M = {microbatches}",
+            entry.name
+        );
         assert!(best.memory.iter().all(|peak| *peak <= request.limit), "{}", entry.name);
-        assert_eq!(synthesize(&request, std::slice::from_ref(&given)).as_ref(), Ok(&best), "twice the same");
+        if case % 4 == 0 {
+            assert_eq!(synthesize(&request, std::slice::from_ref(&given)).as_ref(), Ok(&best), "twice the same");
+        }
         cases += 1;
         alone += u32::from(best.given.is_none());
     }
