@@ -3,8 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use qeffect_core::check::{Options, check};
-use qeffect_core::render::render;
 use qeffect_core::text::{read_csv, write_csv};
+use qeffect_view::report::plain;
 
 fuzz_target!(|text: &str| {
     let (schedule, map) = read_csv("fuzz", "fuzz.csv", text);
@@ -15,6 +15,6 @@ fuzz_target!(|text: &str| {
                 assert_eq!(back.expect("what is written reads").starts.len(), checked.schedule.starts.len());
             }
         }
-        Err(report) => drop(render(&report, &map)),
+        Err(report) => drop(plain(&report, &map)),
     }
 });

@@ -3,8 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use qeffect_core::check::{Options, check};
-use qeffect_core::render::render;
 use qeffect_view::json::{read_schedule, write_schedule};
+use qeffect_view::report::plain;
 
 fuzz_target!(|text: &str| {
     let (schedule, map) = read_schedule("fuzz.json", text);
@@ -14,9 +14,9 @@ fuzz_target!(|text: &str| {
             let (back, _) = read_schedule("fuzz.json", &written);
             assert_eq!(write_schedule(&back.expect("what is written reads")), written);
             if let Err(report) = check(schedule, &Options::AT_START) {
-                render(&report, &map);
+                plain(&report, &map);
             }
         }
-        Err(report) => drop(render(&report, &map)),
+        Err(report) => drop(plain(&report, &map)),
     }
 });

@@ -4,8 +4,8 @@
 use libfuzzer_sys::fuzz_target;
 use qeffect_core::check::{Options, check, messages};
 use qeffect_core::diag::Report;
-use qeffect_core::render::render;
 use qeffect_core::text::{read_plan, write_plan};
+use qeffect_view::report::plain;
 
 fuzz_target!(|text: &str| {
     let (raw, map) = read_plan("fuzz", "fuzz.csv", text);
@@ -19,6 +19,6 @@ fuzz_target!(|text: &str| {
         Ok(checked) => {
             drop(read_plan("fuzz", "fuzz.csv", &write_plan(&checked.plan)).0.expect("what is written reads"))
         }
-        Err(report) => drop(render(&report, &map)),
+        Err(report) => drop(plain(&report, &map)),
     }
 });

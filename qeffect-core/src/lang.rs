@@ -37,7 +37,7 @@ pub use parse::{Parsed, Signature, parse};
 pub use print::print;
 
 use crate::diag::Report;
-use crate::render::SourceMap;
+use crate::source::SourceMap;
 
 /// Reads a program from text; the map draws reports about it.
 pub fn read(file: impl Into<String>, text: &str) -> (Result<Program, Report>, SourceMap) {

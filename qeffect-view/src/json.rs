@@ -27,10 +27,10 @@ use qeffect_core::code::Code;
 use qeffect_core::diag::{Diagnostic, Report};
 use qeffect_core::ids::Rank;
 use qeffect_core::origin::Origin;
-use qeffect_core::render::SourceMap;
 use qeffect_core::schedule::{
     Bounds, Bytes, Compare, Costs, Expect, HeaderOrigins, Measure, Schedule, Transport, Update,
 };
+use qeffect_core::source::SourceMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 

@@ -8,6 +8,7 @@
 //! | [`svg`] | one lane per rank, for papers and pages |
 //! | [`html`] | one self-contained page with zoom and details; two schedules side by side |
 //! | [`trace`] | Chrome and Perfetto trace events |
+//! | [`report`] | why a schedule is refused, drawn in its text |
 //! | [`json`] | schedules as JSON, in and out (PyTorch's CSV is `qeffect_core::text`) |
 //!
 //! All pictures are drawn from one [`Scene`], so they cannot disagree.
@@ -16,6 +17,7 @@
 pub mod color;
 pub mod html;
 pub mod json;
+pub mod report;
 pub mod scene;
 pub mod svg;
 pub mod terminal;

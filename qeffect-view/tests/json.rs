@@ -6,9 +6,9 @@ use common::{LOOPED, OVERLAPPED, ZB_H1, checked};
 use qeffect_core::check::{Options, check};
 use qeffect_core::code::Code::{self, *};
 use qeffect_core::origin::Origin;
-use qeffect_core::render::render;
 use qeffect_core::schedule::{HeaderOrigins, Schedule};
 use qeffect_view::json::{read_schedule, write_schedule};
+use qeffect_view::report::plain;
 
 const COALESCED: &str = "
     pub coalesced<P, M>;
@@ -41,7 +41,7 @@ fn bare(mut schedule: Schedule) -> Schedule {
 
 fn read(text: &str) -> Schedule {
     let (schedule, map) = read_schedule("t.json", text);
-    schedule.unwrap_or_else(|report| panic!("{}", render(&report, &map)))
+    schedule.unwrap_or_else(|report| panic!("{}", plain(&report, &map)))
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn document(program: &str, more: &str) -> String {
 fn refused(text: &str, code: Code, place: &str, message: &str) {
     let (result, map) = read_schedule("t.json", text);
     let report = result.expect_err(text);
-    let drawn = render(&report, &map);
+    let drawn = plain(&report, &map);
     assert_eq!(report.codes(), [code], "{drawn}");
     assert!(drawn.contains(message), "no `{message}` in\n{drawn}");
     let at = map.range(report.diagnostics[0].primary.origin).expect("a fault has a place");
@@ -175,7 +175,7 @@ fn faults_of_the_schedule_are_drawn_in_the_file() {
     let (schedule, map) = read_schedule("t.json", &document("\"0F0\", \"0I0\", \"0I0\", \"0W0\"", ""));
     let report = check(schedule.expect("it is well formed"), &Options::AT_START).expect_err("I twice");
     assert_eq!(report.codes(), [TapeConsumedTwice]);
-    let drawn = render(&report, &map);
+    let drawn = plain(&report, &map);
     assert!(drawn.contains("t.json:3:30"), "{drawn}");
 }
 

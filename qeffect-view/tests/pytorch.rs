@@ -8,12 +8,12 @@ use qeffect_core::code::Code;
 use qeffect_core::diag::Report;
 use qeffect_core::ids::Rank;
 use qeffect_core::plan::Checked;
-use qeffect_core::render::render;
 use qeffect_core::schedule::Costs;
 use qeffect_core::schedule::Schedule;
 use qeffect_core::sim::CostModel;
 use qeffect_core::text::{read_csv, read_plan, write_csv, write_plan};
 use qeffect_view::Scene;
+use qeffect_view::report::plain;
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/pytorch")
@@ -37,7 +37,7 @@ fn text(file: &str) -> String {
 fn read(name: &str) -> (Result<Checked, Report>, String) {
     let (schedule, map) = read_csv(name, &format!("{name}.csv"), &text(&format!("{name}.csv")));
     let checked = schedule.and_then(|schedule| check(schedule, &Options::AT_START));
-    let drawn = checked.as_ref().err().map_or(String::new(), |report| render(report, &map));
+    let drawn = checked.as_ref().err().map_or(String::new(), |report| plain(report, &map));
     (checked, drawn)
 }
 
@@ -80,18 +80,18 @@ fn every_lowered_export_has_right_communication() {
     for name in names {
         let file = format!("{name}.comms.csv");
         let (raw, map) = read_plan(&name, &file, &text(&file));
-        let raw = raw.unwrap_or_else(|report| panic!("{}", render(&report, &map)));
+        let raw = raw.unwrap_or_else(|report| panic!("{}", plain(&report, &map)));
         let placement = raw.schedule.placement.clone();
-        let checked = check(raw.schedule, &Options::AT_START).unwrap_or_else(|r| panic!("{}", render(&r, &map)));
+        let checked = check(raw.schedule, &Options::AT_START).unwrap_or_else(|r| panic!("{}", plain(&r, &map)));
         let faults = messages::check(&raw.nodes, &placement);
-        assert!(faults.is_empty(), "{}", render(&Report::from_faults(faults), &map));
+        assert!(faults.is_empty(), "{}", plain(&Report::from_faults(faults), &map));
         // Both files of a schedule hold the same actions.
         assert_eq!(actions(&checked.schedule), actions(&accepted(&name).schedule), "{name}");
         // Our own lowering of it reads back and passes the same check.
         let (ours, map) = read_plan(&name, "ours.csv", &write_plan(&checked.plan));
-        let ours = ours.unwrap_or_else(|report| panic!("{}", render(&report, &map)));
+        let ours = ours.unwrap_or_else(|report| panic!("{}", plain(&report, &map)));
         let faults = messages::check(&ours.nodes, &placement);
-        assert!(faults.is_empty(), "{}", render(&Report::from_faults(faults), &map));
+        assert!(faults.is_empty(), "{}", plain(&Report::from_faults(faults), &map));
     }
 }
 
@@ -170,7 +170,7 @@ fn what_pytorch_accepts_although_it_is_wrong() {
     for (what, text, code) in cases {
         let (schedule, map) = read_csv("t", "t.csv", text);
         let report = schedule.and_then(|s| check(s, &Options::AT_START)).expect_err(what);
-        assert!(report.codes().contains(code), "{what}: {}", render(&report, &map));
+        assert!(report.codes().contains(code), "{what}: {}", plain(&report, &map));
     }
     let good =
         "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1";
@@ -190,7 +190,7 @@ fn what_pytorch_accepts_although_it_is_wrong() {
             let faults = messages::check(&raw.nodes, &placement);
             if faults.is_empty() { Ok(()) } else { Err(Report::from_faults(faults)) }
         });
-        report.map_err(|report| (report.codes(), render(&report, &map)))
+        report.map_err(|report| (report.codes(), plain(&report, &map)))
     };
     judge(good).expect("the plan before it is spoilt");
     for (what, from, to, code) in lowered {

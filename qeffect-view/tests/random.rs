@@ -7,10 +7,11 @@ use proptest::prelude::*;
 use qeffect_core::check::{Options, check, messages};
 use qeffect_core::diag::Report;
 use qeffect_core::plan::Checked;
-use qeffect_core::render::{SourceMap, render};
 use qeffect_core::sim::CostModel;
+use qeffect_core::source::SourceMap;
 use qeffect_core::text::{read_csv, read_plan, write_csv, write_plan};
 use qeffect_view::json::{read_schedule, write_schedule};
+use qeffect_view::report::plain;
 use qeffect_view::{Scene, html, svg, terminal, trace};
 
 /// What files of these formats are made of, so that random edits often make sense.
@@ -79,8 +80,8 @@ fn digest(result: Result<Checked, Report>, map: &SourceMap) {
     match result {
         Err(report) => {
             assert!(!report.diagnostics.is_empty(), "a refusal says why");
-            let text = render(&report, map);
-            assert!(text.starts_with("error: "), "{text}");
+            let text = plain(&report, map);
+            assert!(text.starts_with("error[QE"), "{text}");
         }
         Ok(checked) => {
             let scene = Scene::new(&checked, &CostModel::unit());
@@ -156,7 +157,7 @@ proptest! {
         let Ok(text) = write_csv(&sample(n).schedule) else { return Ok(()) };
         if let (Ok(schedule), _) = read_csv("t", "t.csv", &edited(&text, &edits)) {
             let (back, map) = read_schedule("t.json", &write_schedule(&schedule));
-            let back = back.unwrap_or_else(|report| panic!("{}", render(&report, &map)));
+            let back = back.unwrap_or_else(|report| panic!("{}", plain(&report, &map)));
             let what = |s: &qeffect_core::schedule::Schedule| s.items.iter().map(|i| (i.kind, i.stage, i.microbatch)).collect::<Vec<_>>();
             prop_assert_eq!(what(&back), what(&schedule));
             prop_assert_eq!(write_csv(&back).ok(), write_csv(&schedule).ok());

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 use qeffect_core::diag::{Diagnostic, Place, Report};
-use qeffect_core::render::{SourceMap, render};
+use qeffect_core::source::SourceMap;
+use qeffect_view::report;
 use serde_json::{Value, json};
 
 /// When to use colours.
@@ -117,11 +118,9 @@ pub struct Refusal {
 impl Refusal {
     /// The faults drawn in their text.
     pub fn draw(&self, color: bool) -> String {
-        let text = match &self.map {
-            Some(map) => render(&self.report, map),
-            None => format!("{}\n", self.report),
-        };
-        if color { paint(&text) } else { text }
+        let nothing = SourceMap::new("", "");
+        let map = self.map.as_ref().unwrap_or(&nothing);
+        if color { report::styled(&self.report, map) } else { report::plain(&self.report, map) }
     }
 
     /// The faults for programs.
@@ -222,43 +221,6 @@ pub fn explain_hint(report: &Report) -> String {
             format!("{} are explained by `qeffect explain`, as in `qeffect explain {first}`", all.join(", "))
         }
     }
-}
-
-/// Colours of rustc on a drawn report.
-fn paint(text: &str) -> String {
-    const RED: &str = "\x1b[1;31m";
-    const BLUE: &str = "\x1b[1;34m";
-    const CYAN: &str = "\x1b[1;36m";
-    const OFF: &str = "\x1b[0m";
-    let mut out = String::with_capacity(text.len() * 2);
-    for line in text.lines() {
-        let trimmed = line.trim_start();
-        if let Some(rest) = line.strip_prefix("error:") {
-            let _ = write!(out, "{RED}error{OFF}\x1b[1m:{rest}{OFF}");
-        } else if let Some((head, rest)) = ["  note:", "  help:"].iter().find_map(|h| Some((*h, line.strip_prefix(h)?)))
-        {
-            let _ = write!(out, "{CYAN}{head}{OFF}{rest}");
-        } else if trimmed.starts_with("--> ") {
-            let (gutter, place) = line.split_at(line.len() - trimmed.len() + 3);
-            let _ = write!(out, "{BLUE}{gutter}{OFF}{place}");
-        } else if let Some((gutter, rest)) = line.split_once('|')
-            && gutter.chars().all(|c| c.is_ascii_digit() || c == ' ')
-        {
-            let _ = write!(out, "{BLUE}{gutter}|{OFF}");
-            if gutter.trim().is_empty() && rest.contains(['^', '-']) {
-                let color = if rest.contains('^') { RED } else { BLUE };
-                let _ = write!(out, "{color}{rest}{OFF}");
-            } else if gutter.trim().is_empty() {
-                let _ = write!(out, "{BLUE}{rest}{OFF}");
-            } else {
-                out.push_str(rest);
-            }
-        } else {
-            out.push_str(line);
-        }
-        out.push('\n');
-    }
-    out
 }
 
 /// Columns of text, numbers to the right; the first row is the head.

@@ -8,8 +8,8 @@ use qeffect_core::check::{self, Options, messages};
 use qeffect_core::diag::Report;
 use qeffect_core::lang::{self, Program};
 use qeffect_core::plan::Checked;
-use qeffect_core::render::SourceMap;
 use qeffect_core::schedule::{Schedule, Transport};
+use qeffect_core::source::SourceMap;
 use qeffect_core::text;
 use qeffect_view::json;
 

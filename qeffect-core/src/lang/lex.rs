@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use super::token::{PUNCTS, Token, TokenKind};
 use crate::origin::Origin;
-use crate::render::SourceMap;
+use crate::source::SourceMap;
 
 /// Cuts a text into tokens; token `n` has the origin [`Origin::token`]`(n)`, the last one is
 /// [`TokenKind::End`].

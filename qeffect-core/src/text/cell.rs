@@ -6,7 +6,7 @@ use crate::code::Code;
 use crate::diag::Diagnostic;
 use crate::lang::{MAX_MICROBATCHES, MAX_STAGES, nearest};
 use crate::origin::Origin;
-use crate::render::SourceMap;
+use crate::source::SourceMap;
 
 /// `0F1`: stage, type, microbatch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -11,8 +11,8 @@ use crate::diag::{Diagnostic, Place, Report};
 use crate::ids::{Microbatch, Rank, Stage};
 use crate::lang::MAX_RANKS;
 use crate::origin::Origin;
-use crate::render::SourceMap;
 use crate::schedule::{HeaderOrigins, Schedule, Transport, Update};
+use crate::source::SourceMap;
 
 /// What a compute cell says.
 const COMPUTE: &[&str] = &["F", "I", "W", "B", "R"];

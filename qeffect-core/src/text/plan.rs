@@ -18,8 +18,8 @@ use crate::diag::{Diagnostic, Report};
 use crate::ids::Rank;
 use crate::origin::Origin;
 use crate::plan::{NONE, Node, Op, Plan};
-use crate::render::SourceMap;
 use crate::schedule::Schedule;
+use crate::source::SourceMap;
 
 /// Types with a microbatch.
 const WITH_MICROBATCH: &[(&str, Op)] = &[

@@ -7,14 +7,13 @@ use crate::diag::Diagnostic;
 use crate::ids::{Microbatch, Rank, Stage};
 use crate::lang::{interpret, read};
 use crate::plan::{NONE, Node, Op};
-use crate::render::render;
 use crate::schedule::Schedule;
 
 const ZB_H1: &str = "0F0,0F1,0I0,0W0,0I1,0W1\r\n1F0,1I0,1F1,1I1,1W0,1W1\r\n";
 
 fn csv(text: &str) -> Schedule {
     let (schedule, map) = read_csv("t", "t.csv", text);
-    schedule.unwrap_or_else(|report| panic!("{}", render(&report, &map)))
+    schedule.unwrap_or_else(|report| panic!("{}", map.locate(report)))
 }
 
 /// The items of a schedule without their places.
@@ -76,8 +75,8 @@ fn what_is_no_action_is_refused_with_line_and_column() {
     for (bad, code, message, help) in cases {
         let (result, map) = read_csv("t", "t.csv", &format!("0F0,0B0\n0F1,  {bad} ,0B1\n"));
         let report = result.unwrap_err();
-        let text = render(&report, &map);
-        assert_eq!(report.codes(), [*code], "{text}");
+        assert_eq!(report.codes(), [*code], "{report}");
+        let text = map.locate(report).to_string();
         assert!(text.contains(message) && text.contains(help), "{text}");
         assert!(text.contains("--> t.csv:2:7"), "{text}");
     }
@@ -122,7 +121,7 @@ fn a_plan_survives_text() {
         let checked = check(csv(text), &Options::AT_START).unwrap();
         let written = write_plan(&checked.plan);
         let (raw, map) = read_plan("t", "t.plan", &written);
-        let raw = raw.unwrap_or_else(|report| panic!("{}", render(&report, &map)));
+        let raw = raw.unwrap_or_else(|report| panic!("{}", map.locate(report)));
         for rank in 0..raw.nodes.len() {
             assert_eq!(bare(&raw.nodes[rank]), bare(checked.plan.rank(Rank(rank as u32))), "{written}");
         }
@@ -136,7 +135,7 @@ fn the_lowered_lines_of_pytorch_are_read() {
     let text = "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0I0,0W0,0RECV_B1,0I1,0W1,0REDUCE_GRAD,0RESHARD\r\n\
                 1UNSHARD,1RECV_F0,1F0,1I0,1SEND_B0,1RECV_F1,1F1,1I1,1SEND_B1,1W0,1W1,1REDUCE_GRAD,1RESHARD\r\n";
     let (raw, map) = read_plan("t", "t.csv", text);
-    let raw = raw.unwrap_or_else(|report| panic!("{}", render(&report, &map)));
+    let raw = raw.unwrap_or_else(|report| panic!("{}", map.locate(report)));
     assert_eq!(messages::check(&raw.nodes, &raw.schedule.placement), []);
     let wait = (Op::WaitBackward, Stage(0), Microbatch(1));
     let nodes = bare(&raw.nodes[0]);
@@ -164,7 +163,7 @@ fn swapped_receives_are_found() {
         [("0F0,,0I0", "an empty cell"), ("0SEND_F", "names no microbatch"), ("0REFRESH1", "has no microbatch")]
     {
         let (raw, map) = read_plan("t", "t.csv", bad);
-        let text = render(&raw.unwrap_err(), &map);
+        let text = map.locate(raw.unwrap_err()).to_string();
         assert!(text.contains(message), "{text}");
     }
 }

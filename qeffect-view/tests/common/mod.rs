@@ -4,13 +4,13 @@
 use qeffect_core::check::{self, Options};
 use qeffect_core::lang;
 use qeffect_core::plan::Checked;
-use qeffect_core::render::render;
+use qeffect_view::report::plain;
 
 /// Reads, unrolls and checks a schedule in the language of `schedule!`.
 pub fn checked(text: &str, params: &[i64]) -> Checked {
     let (program, map) = lang::read("test.sched", text);
     let checked = program.and_then(|p| lang::interpret(&p, params)).and_then(|s| check::check(s, &Options::AT_START));
-    checked.unwrap_or_else(|report| panic!("{}", render(&report, &map)))
+    checked.unwrap_or_else(|report| panic!("{}", plain(&report, &map)))
 }
 
 /// One stage per rank, deferred weight gradients.

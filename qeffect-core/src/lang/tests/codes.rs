@@ -1,19 +1,15 @@
 //! Every fault of the language, each with its place and its wording.
 
-use super::{refused, with_body};
+use super::{Refused, refused, with_body};
 use crate::code::Code::{self, *};
 
 /// Refuses a body with one fault whose underlined text is `at`.
 #[track_caller]
 fn one(body: &str, code: Code, at: &str, message: &str) {
-    let (codes, text) = refused(&with_body(body), &[2, 4]);
-    assert_eq!(codes, [code], "{text}");
-    assert!(text.contains(message), "`{message}` is not in:\n{text}");
-    let lines: Vec<&str> = text.lines().collect();
-    let under = lines.iter().position(|l| l.contains('^')).unwrap_or_else(|| panic!("no place:\n{text}"));
-    let start = lines[under].find('^').unwrap();
-    let len = lines[under].matches('^').count();
-    assert_eq!(lines[under - 1].get(start..start + len), Some(at), "\n{text}");
+    let fault = refused(&with_body(body), &[2, 4]);
+    assert_eq!(fault.codes, [code], "{}", fault.text);
+    assert!(fault.text.contains(message), "`{message}` is not in:\n{}", fault.text);
+    assert_eq!(fault.at, at, "{}", fault.text);
 }
 
 #[test]
@@ -114,9 +110,9 @@ fn running_faults_carry_their_values() {
 
 #[track_caller]
 fn header(text: &str, code: Code, message: &str) {
-    let (codes, drawn) = refused(text, &[2, 4]);
-    assert_eq!(codes, [code], "{drawn}");
-    assert!(drawn.contains(message), "`{message}` is not in:\n{drawn}");
+    let fault = refused(text, &[2, 4]);
+    assert_eq!(fault.codes, [code], "{}", fault.text);
+    assert!(fault.text.contains(message), "`{message}` is not in:\n{}", fault.text);
 }
 
 #[test]
@@ -150,30 +146,29 @@ fn the_header_is_judged() {
     header(&edit("stages: P;", "stage: P;"), Header, "did you mean `stages`?");
     header(&edit("t<P, M>;", "t<P, M>"), Syntax, "expected `;`, found `ranks`");
     header("t<P, M>;", Header, "add `ranks: P;`");
-    let (codes, _) = refused(&good, &[2]);
-    assert_eq!(codes, [Instance]);
+    assert_eq!(refused(&good, &[2]).codes, [Instance]);
 }
 
 #[test]
 fn deep_nesting_is_refused_not_followed() {
     let deep = format!("F(r, {}1{});", "(".repeat(5000), ")".repeat(5000));
-    assert_eq!(refused(&with_body(&deep), &[2, 4]).0, [LimitExceeded]);
+    assert_eq!(refused(&with_body(&deep), &[2, 4]).codes, [LimitExceeded]);
     let long = format!("F(r, 0{});", " + 1".repeat(50_000));
-    assert_eq!(refused(&with_body(&long), &[2, 4]).0, [LimitExceeded]);
+    assert_eq!(refused(&with_body(&long), &[2, 4]).codes, [LimitExceeded]);
     let blocks = format!("{}{}", "{ ".repeat(5000), "}".repeat(5000));
-    assert_eq!(refused(&with_body(&blocks), &[2, 4]).0, [LimitExceeded]);
+    assert_eq!(refused(&with_body(&blocks), &[2, 4]).codes, [LimitExceeded]);
     let minus = format!("F(r, {}1);", "-".repeat(50_000));
-    assert_eq!(refused(&with_body(&minus), &[2, 4]).0, [LimitExceeded]);
+    assert_eq!(refused(&with_body(&minus), &[2, 4]).codes, [LimitExceeded]);
     let mut chain = "let f0 = |a| a + 1;\n".to_owned();
     for n in 1..20_000 {
         chain += &format!("let f{n} = |a| f{}(a);\n", n - 1);
     }
-    assert_eq!(refused(&with_body(&chain), &[2, 4]).0[0], LimitExceeded);
+    assert_eq!(refused(&with_body(&chain), &[2, 4]).codes[0], LimitExceeded);
 }
 
 #[test]
 fn every_broken_statement_is_reported() {
-    let (codes, text) = refused(
+    let Refused { codes, text, .. } = refused(
         &with_body("let x = ;\nF(r, x);\nloop { I(r, y); }\nmatch r { }\nW(r, m +);\nP = 1;\nlet z = break;\nB(r, z);"),
         &[2, 4],
     );

@@ -9,7 +9,6 @@ use crate::action::Item;
 use crate::code::Code;
 use crate::ids::Rank;
 use crate::lang::{interpret, read};
-use crate::render::render;
 use crate::schedule::Schedule;
 
 /// A schedule whose rank body is `body`, for parameters `P` and `M`.
@@ -20,16 +19,23 @@ fn with_body(body: &str) -> String {
 /// Unrolls a text, or draws what is wrong.
 fn run(text: &str, params: &[i64]) -> Result<Schedule, String> {
     let (program, map) = read("test.sched", text);
-    program.and_then(|p| interpret(&p, params)).map_err(|report| render(&report, &map))
+    program.and_then(|p| interpret(&p, params)).map_err(|report| map.locate(report).to_string())
 }
 
-/// The codes and drawn text of a schedule that must not be accepted.
-fn refused(text: &str, params: &[i64]) -> (Vec<Code>, String) {
+/// Why a schedule is not accepted.
+struct Refused {
+    codes: Vec<Code>,
+    /// The report, with places.
+    text: String,
+    /// What the first fault is about, as it was written.
+    at: String,
+}
+
+fn refused(text: &str, params: &[i64]) -> Refused {
     let (program, map) = read("test.sched", text);
-    match program.and_then(|p| interpret(&p, params)) {
-        Ok(_) => panic!("accepted:\n{text}"),
-        Err(report) => (report.codes(), render(&report, &map)),
-    }
+    let Err(report) = program.and_then(|p| interpret(&p, params)) else { panic!("accepted:\n{text}") };
+    let at = map.range(report.diagnostics[0].primary.origin).map_or("", |range| &map.text()[range]).to_owned();
+    Refused { codes: report.codes(), text: map.locate(report).to_string(), at }
 }
 
 /// `0F0,0F1`: the items of a rank in PyTorch's notation.

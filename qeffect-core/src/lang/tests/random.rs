@@ -6,7 +6,6 @@ use crate::diag::Report;
 use crate::lang::token::{PUNCTS, Token, TokenKind};
 use crate::lang::{Program, constant, environment, interpret, lex, parse, print, read};
 use crate::origin::Origin;
-use crate::render::render;
 
 /// Makes choices from a stream of bytes; an empty stream makes the smallest program.
 struct Choices<'a> {
@@ -241,7 +240,7 @@ fn program_text(bytes: &[u8]) -> String {
 
 fn parsed(text: &str) -> Program {
     let (tokens, map) = lex("random.sched", text);
-    parse(&tokens).into_result().unwrap_or_else(|report| panic!("{text}\n{}", render(&report, &map)))
+    parse(&tokens).into_result().unwrap_or_else(|report| panic!("{text}\n{}", map.locate(report)))
 }
 
 /// A tree of arithmetic, apart from the language.
@@ -418,7 +417,7 @@ proptest! {
         for text in [text.clone(), tail.clone(), format!("t<P>; {text}\n{tail}"), format!("t; rank |r| {{ {text}\n{tail}")] {
             let (result, map) = read("soup.sched", &text);
             if let Err(report) = result {
-                prop_assert!(!render(&report, &map).is_empty());
+                prop_assert!(!map.locate(report).to_string().is_empty());
             }
         }
     }

@@ -6,11 +6,12 @@ use qeffect_core::check::{self, Options, messages};
 use qeffect_core::code::Code;
 use qeffect_core::diag::Report;
 use qeffect_core::lang;
-use qeffect_core::render::{SourceMap, render};
 use qeffect_core::schedule::Transport;
+use qeffect_core::source::SourceMap;
 use qeffect_core::text::read_plan;
 
 use crate::page::Block;
+use qeffect_view::report::plain;
 
 /// Reads, interprets and checks a schedule for the values behind its fence.
 fn judge_schedule(block: &Block) -> (Result<(), Report>, SourceMap) {
@@ -51,5 +52,5 @@ pub fn verdict(block: &Block) -> Option<(BTreeSet<Code>, String)> {
         "comms" => judge_messages(block),
         other => panic!("a block in {other}"),
     };
-    verdict.err().map(|report| (report.codes().into_iter().collect(), render(&report, &map)))
+    verdict.err().map(|report| (report.codes().into_iter().collect(), plain(&report, &map)))
 }

@@ -9,9 +9,9 @@ use qeffect_core::effects::{Access, CellEffect, StageEffects};
 use qeffect_core::ids::{Microbatch, Rank, Stage};
 use qeffect_core::lang;
 use qeffect_core::ledger::{Ledger, LedgerError, Rolls, StageContract};
-use qeffect_core::render::render;
 use qeffect_core::schedule::Update;
 use qeffect_core::tape::TapeRef;
+use qeffect_view::report::plain;
 
 const STAGE: Stage = Stage(0);
 
@@ -128,7 +128,7 @@ fn binds() -> Vec<(Code, String)> {
         let schedule = lang::interpret(&program.unwrap(), &[1, 2]).unwrap();
         let report = bind(check(schedule, &Options::AT_START).unwrap(), facts, stages).unwrap_err();
         assert_eq!(report.codes(), [code]);
-        (code, render(&report, &map))
+        (code, plain(&report, &map))
     })
     .collect()
 }
