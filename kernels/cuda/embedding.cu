@@ -28,14 +28,26 @@ KERNEL(embedding_forward, 128)
     }
 }
 
+// Rows of `out` whose word is not 0 become zero, and their word 0. A block has four rows, a warp one.
+KERNEL(clear_rows, 128)(float* out, u32* touched, int rows, int hidden) {
+    const int row = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    if (row >= rows || !touched[row]) return;
+    float* to = out + (i64)row * hidden;
+    for (int at = lane; at < hidden; at += 32) to[at] = 0.0f;
+    __syncwarp(); // every lane has read the word
+    if (lane == 0) touched[row] = 0;
+}
+
 // For each token that occurs: out[token] = Σ dy[row] over its rows ascending. With `accumulate`, that sum is added to what
 // `out` holds; rows of other tokens are left alone. A block has one entry of `order`, and works if a token begins there.
 KERNEL(token_gradient, 128)
-(const u32* ids, const u32* order, const u16* dy, float* out, int accumulate, int rows, int vocabulary, int hidden) {
+(const u32* ids, const u32* order, const u16* dy, float* out, u32* touched, int accumulate, int rows, int vocabulary,
+ int hidden) {
     const int begin = blockIdx.x;
     const u32 token = ids[order[begin]];
     if (token >= (u32)vocabulary) return;
     if (begin > 0 && ids[order[begin - 1]] == token) return;
+    if (touched && threadIdx.x == 0) touched[token] = 1;
     int end = begin + 1;
     while (end < rows && ids[order[end]] == token) end++;
     const bool aligned = (hidden & 7) == 0;

@@ -13,8 +13,24 @@ __device__ __forceinline__ float fold_lanes(float x) {
     return x;
 }
 
+// A gradient, as floats or as bf16. Where it has few rows that are not zero, as that of an embedding has, `touched` has a
+// word per row of `columns` elements: rows whose word is 0 are zero, and are not read.
+template <class G>
+struct Gradient {
+    const G* values;
+    const u32* touched;
+    i64 columns;
+
+    // Whether the elements from `at` on, which lie in one row, may be other than zero.
+    __device__ __forceinline__ bool read(i64 at) const { return !touched || __ldg(touched + at / columns); }
+};
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(u16 x) { return from_bf16(x); }
+
 // partials[piece] = Σ (gradient · factor)² over pieces of 4,096 elements, in sixteen lanes.
-KERNEL(sum_squares, 256)(const float* gradient, float factor, float* partials, i64 length) {
+template <class G>
+__device__ __forceinline__ void squares(const Gradient<G>& gradient, float factor, float* partials, i64 length) {
     const i64 piece = ((i64)blockIdx.x * blockDim.x + threadIdx.x) >> 4;
     const int lane = threadIdx.x & 15;
     const i64 base = piece * NORM_PIECE;
@@ -22,18 +38,29 @@ KERNEL(sum_squares, 256)(const float* gradient, float factor, float* partials, i
     float sum = 0.0f;
     int i = lane;
     for (; i + 15 * 16 < count; i += 16 * 16) {
+        if (!gradient.read(base + i)) continue; // adds zeros
         float x[16];
 #pragma unroll
-        for (int k = 0; k < 16; k++) x[k] = gradient[base + i + k * 16] * factor;
+        for (int k = 0; k < 16; k++) x[k] = to_float(gradient.values[base + i + k * 16]) * factor;
 #pragma unroll
         for (int k = 0; k < 16; k++) sum += x[k] * x[k];
     }
     for (; i < count; i += 16) {
-        const float x = gradient[base + i] * factor;
+        const float x = to_float(gradient.values[base + i]) * factor;
         sum += x * x;
     }
     sum = fold_lanes(sum);
     if (lane == 0 && count > 0) partials[piece] = sum;
+}
+
+KERNEL(sum_squares, 256)
+(const float* gradient, const u32* touched, i64 columns, float factor, float* partials, i64 length) {
+    squares(Gradient<float>{gradient, touched, columns}, factor, partials, length);
+}
+
+KERNEL(sum_squares_bf16, 256)
+(const u16* gradient, const u32* touched, i64 columns, float factor, float* partials, i64 length) {
+    squares(Gradient<u16>{gradient, touched, columns}, factor, partials, length);
 }
 
 // norm = √(Σ partials): 512 lanes add every 512th ascending, and are folded as a tree. clip = min(1, limit / (norm + 1e-6)),
@@ -103,17 +130,17 @@ struct AdamStep {
     }
 };
 
-// Updates weights where they lie, a tile at a time, and hands the new ones to the cast.
-struct Updated {
+// The tensors of a parameter.
+template <class G>
+struct Updates {
     AdamStep step;
-    const float* gradient;
+    Gradient<G> gradient;
     float *weight, *first, *second;
-    int columns;
 
-    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&w)[8]) const {
-        const i64 at = (i64)row * columns + column;
-        float g[8], m[8], v[8];
-        load8(gradient + at, count, wide, g);
+    // New weights of eight elements that lie in one row.
+    __device__ __forceinline__ void run(i64 at, int count, bool wide, float (&w)[8]) const {
+        float g[8] = {}, m[8], v[8];
+        if (gradient.read(at)) load8(gradient.values + at, count, wide, g);
         load8_own(weight + at, count, wide, w);
         load8_own(first + at, count, wide, m);
         load8_own(second + at, count, wide, v);
@@ -126,31 +153,55 @@ struct Updated {
     }
 };
 
+// Updates weights where they lie, a tile at a time, and hands the new ones to the cast.
+template <class G>
+struct Updated {
+    Updates<G> updates;
+    int columns;
+
+    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&w)[8]) const {
+        updates.run((i64)row * columns + column, count, wide, w);
+    }
+};
+
+template <class G>
+__device__ __forceinline__ void update_run(const Updates<G>& updates, u16* copy, i64 length) {
+    const i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    if (at >= length) return;
+    const int count = (int)min(length - at, (i64)8);
+    float w[8];
+    updates.run(at, count, count == 8, w);
+    if (copy) store8(copy + at, count, count == 8, w);
+}
+
 // A matrix: weights, moments, and the codes of the new weights in both layouts with the scale in force.
 KERNEL(adamw_e4m3, TILE_THREADS)
 (Adam adam, const float* gradient, float* weight, float* first, float* second, Sink sink, int rows, int columns) {
     if (*adam.unless) return;
-    cast_tile<E4M3>(Updated{AdamStep(adam), gradient, weight, first, second, columns}, sink, rows, columns);
+    const Updates<float> updates{AdamStep(adam), {gradient, nullptr, 1}, weight, first, second};
+    cast_tile<E4M3>(Updated<float>{updates, columns}, sink, rows, columns);
+}
+
+KERNEL(adamw_e4m3_bf16, TILE_THREADS)
+(Adam adam, const u16* gradient, float* weight, float* first, float* second, Sink sink, int rows, int columns) {
+    if (*adam.unless) return;
+    const Updates<u16> updates{AdamStep(adam), {gradient, nullptr, 1}, weight, first, second};
+    cast_tile<E4M3>(Updated<u16>{updates, columns}, sink, rows, columns);
 }
 
 // Any run of elements; with `copy`, also the nearest bf16 of each new weight.
 KERNEL(adamw, 256)
-(Adam adam, const float* gradient, float* weight, float* first, float* second, u16* copy, i64 length) {
+(Adam adam, const float* gradient, const u32* touched, i64 columns, float* weight, float* first, float* second, u16* copy,
+ i64 length) {
     if (*adam.unless) return;
-    const AdamStep step(adam);
-    const i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    if (at >= length) return;
-    const int count = (int)min(length - at, (i64)8);
-    float g[8], w[8], m[8], v[8];
-    load8(gradient + at, count, count == 8, g);
-    load8_own(weight + at, count, count == 8, w);
-    load8_own(first + at, count, count == 8, m);
-    load8_own(second + at, count, count == 8, v);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (i < count) step.update(g[i], w[i], m[i], v[i]);
-    store8(weight + at, count, count == 8, w);
-    store8(first + at, count, count == 8, m);
-    store8(second + at, count, count == 8, v);
-    if (copy) store8(copy + at, count, count == 8, w);
+    const Updates<float> updates{AdamStep(adam), {gradient, touched, columns}, weight, first, second};
+    update_run(updates, copy, length);
+}
+
+KERNEL(adamw_bf16, 256)
+(Adam adam, const u16* gradient, const u32* touched, i64 columns, float* weight, float* first, float* second, u16* copy,
+ i64 length) {
+    if (*adam.unless) return;
+    const Updates<u16> updates{AdamStep(adam), {gradient, touched, columns}, weight, first, second};
+    update_run(updates, copy, length);
 }

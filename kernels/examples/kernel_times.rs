@@ -18,7 +18,7 @@ use qeffect_kernels::launch::cast::{
     Codes, ColumnScratch, ColumnSums, Normalised, Outputs, TILE, Transposed, partial_sums,
 };
 use qeffect_kernels::launch::norm::{Residual, Statistics};
-use qeffect_kernels::launch::optimizer::{AdamW, NORM_PIECE, Parameter, Settled};
+use qeffect_kernels::launch::optimizer::{AdamW, Gradient, NORM_PIECE, Parameter, Settled};
 use qeffect_kernels::memory::Element;
 use qeffect_kernels::{Buffer, Kernels, Result, Span, module};
 
@@ -215,7 +215,12 @@ impl Bench {
         };
         let parameter = |set: usize| {
             let [gradient, weight, first, second] = &parameters[set % 4];
-            Parameter { gradient: gradient.span(), weight: weight.span(), first: first.span(), second: second.span() }
+            Parameter {
+                gradient: Gradient::F32(gradient.span()),
+                weight: weight.span(),
+                first: first.span(),
+                second: second.span(),
+            }
         };
         let outputs = Outputs::codes(Codes {
             codes: codes[0].span(),

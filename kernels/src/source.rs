@@ -46,11 +46,11 @@ sources! {
     /// Sums and conversions.
     ELEMENTWISE = "elementwise.cu" { add_bf16, convert_f32_bf16, convert_bf16_f32, sum_slots, accumulate_f32, dropout }
     /// Embeddings.
-    EMBEDDING = "embedding.cu" { embedding_forward, token_gradient, position_gradient, rotary }
+    EMBEDDING = "embedding.cu" { embedding_forward, clear_rows, token_gradient, position_gradient, rotary }
     /// Cross-entropy.
     LOSS = "loss.cu" { loss_rows, loss_mean }
     /// Norm of the gradients, clipping, AdamW.
-    OPTIMIZER = "optimizer.cu" { sum_squares, settle, adamw_e4m3, adamw }
+    OPTIMIZER = "optimizer.cu" { sum_squares, sum_squares_bf16, settle, adamw_e4m3, adamw_e4m3_bf16, adamw, adamw_bf16 }
     /// Causal attention.
     ATTENTION = "attention.cu", shared 90112 or 163840 {
         attention_forward_32, attention_forward_64, attention_forward_128, attention_queries_32, attention_queries_64,

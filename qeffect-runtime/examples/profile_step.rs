@@ -28,6 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let shard_config = ShardConfig {
         microbatches: MICROBATCHES,
         gradients: Gradients::Copied,
+        grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
         coalesce: 1,
         data_parallel: 1,
         tokens: config.tokens(),

@@ -3,11 +3,12 @@
 //!
 //! `cargo run --release -p qeffect-runtime --example step_times -- A step coalesced` takes a shape (`A`, `B`, `small`), a
 //! list of capture modes and a list of gradient placements, each separated by commas; further words are `table` (time per
-//! kind of command), `floor` (matrix products, AdamW and norm of this plan alone), `lanes=N` and `schedule=NAME`. Tokens are random, the
+//! kind of command), `floor` (matrix products, AdamW and norm of this plan alone), `lanes=N`, `schedule=NAME` and
+//! `grad_dtype=bf16`. Tokens are random, the
 //! model is a GPT of 4 blocks, the schedule 1F1B unless another is named, on one rank.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use qeffect_core::bind::Gradients;
@@ -21,7 +22,7 @@ use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId, 
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::rng;
-use qeffect_runtime::session::{Session, SessionConfig};
+use qeffect_runtime::session::{GradDtype, Session, SessionConfig};
 
 type Fault = Box<dyn std::error::Error>;
 
@@ -45,10 +46,38 @@ fn shape(name: &str) -> Result<Shape, Fault> {
     })
 }
 
-/// A device that remembers the lists that are made graphs of it.
+/// What the host spent in calls of the device.
+#[derive(Clone, Copy, Default)]
+struct Host {
+    writes: Duration,
+    launches: Duration,
+    reads: Duration,
+}
+
+#[derive(Default)]
+struct Seen {
+    lists: Vec<Vec<Cmd>>,
+    host: Host,
+}
+
+/// A device that remembers the lists that are made graphs of it, and how long its calls take.
 struct Tap {
     device: SharedDevice,
-    lists: Arc<Mutex<Vec<Vec<Cmd>>>>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Tap {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn timed<R>(&mut self, run: impl FnOnce(&mut SharedDevice) -> R, of: fn(&mut Host) -> &mut Duration) -> R {
+        let start = Instant::now();
+        let result = run(&mut self.device);
+        let took = start.elapsed();
+        *of(&mut self.seen().host) += took;
+        result
+    }
 }
 
 impl Device for Tap {
@@ -68,20 +97,20 @@ impl Device for Tap {
         self.device.issue(cmd)
     }
     fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.device.write(buf, bytes)
+        self.timed(|device| device.write(buf, bytes), |host| &mut host.writes)
     }
     fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(buf, bytes)
+        self.timed(|device| device.read(buf, bytes), |host| &mut host.reads)
     }
     fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
         self.device.poison(buf)
     }
     fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
-        self.lists.lock().unwrap_or_else(PoisonError::into_inner).push(cmds.clone());
+        self.seen().lists.push(cmds.clone());
         self.device.instantiate(cmds)
     }
     fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
-        self.device.launch(graph)
+        self.timed(|device| device.launch(graph), |host| &mut host.launches)
     }
     fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
         self.device.drop_graph(graph)
@@ -198,6 +227,7 @@ struct Wanted {
     table: bool,
     floor: bool,
     lanes: usize,
+    grad_dtype: GradDtype,
     schedule: String,
 }
 
@@ -213,11 +243,12 @@ fn run(shape: &Shape, mode: CaptureMode, gradients: Gradients, wanted: &Wanted) 
     let start = Instant::now();
     let cuda = CudaDevice::with_lanes(0, wanted.lanes)?;
     let mut device = SharedDevice::new(Box::new(cuda));
-    let lists = Arc::default();
-    let tap = Tap { device: device.clone(), lists: Arc::clone(&lists) };
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let tap = Tap { device: device.clone(), seen: Arc::clone(&seen) };
     let config = SessionConfig {
         capture: mode,
         gradients,
+        grad_dtype: wanted.grad_dtype,
         ..SessionConfig::new(OptimConfig { steps: 10_000, ..OptimConfig::default() }, model.tokens())
     };
     let mut session = Session::on_one_device(checked, model.stages(&[4])?, config, Box::new(tap))?;
@@ -226,6 +257,9 @@ fn run(shape: &Shape, mode: CaptureMode, gradients: Gradients, wanted: &Wanted) 
     let mut last = None;
     for step in 0..WARM + STEPS {
         let batch = batch(step, microbatches, &model);
+        if step == WARM {
+            seen.lock().unwrap_or_else(PoisonError::into_inner).host = Host::default();
+        }
         let start = Instant::now();
         let report = session.step(batch)?;
         if step >= WARM {
@@ -247,8 +281,14 @@ fn run(shape: &Shape, mode: CaptureMode, gradients: Gradients, wanted: &Wanted) 
         report.loss,
         report.arena_bytes.iter().sum::<usize>() as f64 / f64::from(1 << 20),
     );
-    let lists =
-        std::mem::take(&mut *Arc::<Mutex<Vec<Vec<Cmd>>>>::clone(&lists).lock().unwrap_or_else(PoisonError::into_inner));
+    let Seen { lists, host } = std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
+    let mean = |of: Duration| of.as_secs_f64() * 1e3 / STEPS as f64;
+    println!(
+        "host, means of a step in ms: writes {:.3}, launch {:.3}, waiting and reads {:.3}",
+        mean(host.writes),
+        mean(host.launches),
+        mean(host.reads)
+    );
     let cmds: Vec<Cmd> = lists.into_iter().flatten().collect();
     if wanted.floor {
         let floor: Vec<Cmd> = cmds.iter().filter(|cmd| is_floor(cmd)).cloned().collect();
@@ -275,10 +315,12 @@ fn main() -> Result<(), Fault> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let at = |index: usize, default: &str| words.get(index).cloned().unwrap_or_else(|| default.to_owned());
     let shape = shape(&at(0, "A"))?;
+    let grad_dtype =
+        words.iter().find_map(|word| word.strip_prefix("grad_dtype=")).map_or(Ok(GradDtype::Master), str::parse)?;
     let lanes = words.iter().find_map(|word| word.strip_prefix("lanes=")).map_or(Ok(4), str::parse)?;
     let schedule = words.iter().find_map(|word| word.strip_prefix("schedule=")).unwrap_or("one_f_one_b").to_owned();
     let has = |word: &str| words.iter().any(|found| found == word);
-    let wanted = Wanted { table: has("table"), floor: has("floor"), lanes, schedule };
+    let wanted = Wanted { table: has("table"), floor: has("floor"), lanes, grad_dtype, schedule };
     println!(
         "| capture | gradients | ms | tokens/s | graphs | launches | s to start | | |\n|---|---|---|---|---|---|---|---|---|"
     );

@@ -200,7 +200,7 @@ pub enum Cmd {
         a: GroupOperand,
         /// Second operand.
         b: GroupOperand,
-        /// Master.
+        /// Master, or bf16.
         out: Buf,
         /// Whether the sum is added.
         accumulate: bool,
@@ -540,7 +540,7 @@ pub enum Cmd {
     AdamW {
         /// Master.
         param: Buf,
-        /// Master: a sum over microbatches.
+        /// Master, or bf16: a sum over microbatches.
         grad: Buf,
         /// Makes it a mean, as in [`Cmd::SumSquares`].
         factor: f32,

@@ -16,6 +16,7 @@ mod layout;
 mod product;
 mod scratch;
 mod table;
+mod unit;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -38,6 +39,7 @@ use graph::Graphs;
 use product::{Gemm, Group};
 use scratch::{Need, Scratch};
 use table::Table;
+use unit::Piece;
 
 /// Lanes of a graph where nothing else is asked for.
 pub const LANES: usize = 4;
@@ -138,6 +140,9 @@ impl CudaDevice {
         let name = cmd.name();
         let accesses = cmd.effects(|buf| self.table.spec(buf).ok().map(BufSpec::elements));
         cmd.check_aliases(&accesses, |buf| self.table.spec(buf))?;
+        if let Cmd::EmbedGrad { table_grad, cols, .. } = cmd {
+            self.table.track_rows(&self.stream, name, *table_grad, *cols)?;
+        }
         let need = Need::of(cmd, |buf| self.table.spec(buf))?;
         let group = Group::new(&self.table, cmd)?.map(|group| group.gemm.product);
         self.scratch[lane].reserve(&self.gpu.context, &self.stream, need).map_err(failed(name))?;
@@ -191,11 +196,12 @@ impl Device for CudaDevice {
     fn issue(&mut self, cmd: &Cmd) -> std::result::Result<(), DeviceError> {
         self.prepare(cmd, 0)?;
         let CudaDevice { table, plans, scratch, stream, gpu, .. } = self;
-        Lane { table, kernels: &gpu.kernels, plans, stream, scratch: &scratch[0] }.issue(cmd)
+        Lane { table, kernels: &gpu.kernels, plans, stream, scratch: &scratch[0] }.issue(cmd, Piece::All)
     }
 
     fn write(&mut self, buf: Buf, bytes: &[u8]) -> std::result::Result<(), DeviceError> {
         self.size("write", buf, bytes.len())?;
+        self.table.touch(&self.stream, "write", buf)?;
         self.ring.write(&self.stream, bytes, self.table.bytes_of(buf)?).map_err(failed("write"))
     }
 

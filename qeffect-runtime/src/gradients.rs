@@ -10,10 +10,15 @@
 //! microbatch in every placement. What was written is known to
 //! the [`GradArena`] of the stage; which of an action's writes were executed is known when the action ends.
 
+use core::fmt;
+use core::str::FromStr;
+
 use qeffect_core::arena::{Declared, Destination, GradArena, Places, Write};
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
+use qeffect_core::dtype::Dtype;
 use qeffect_core::ids::Microbatch;
+use qeffect_core::recipe::Recipe;
 
 use crate::act::Act;
 use crate::error::{Error, Result};
@@ -37,6 +42,61 @@ impl GradDst {
     /// [`Cx::add_gradients`]: crate::cx::Cx::add_gradients
     pub const fn act(&self) -> Act {
         self.act
+    }
+}
+
+/// What gradients of matrices are stored in between W and the optimizer. Those of embeddings, which are added to row by row,
+/// of vectors, and of tied parameters are always stored as masters.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum GradDtype {
+    /// As masters: f32.
+    #[default]
+    Master,
+    /// In bf16: a sum over a whole group of microbatches is rounded once. Less memory, and less to read for the optimizer.
+    /// For coalesced gradients and masters in f32.
+    Bf16,
+}
+
+impl GradDtype {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            GradDtype::Master => "master",
+            GradDtype::Bf16 => "bf16",
+        }
+    }
+
+    /// Refuses what it does not go together with.
+    pub(crate) fn fits(self, gradients: Gradients, recipe: &Recipe) -> Result<()> {
+        if self == GradDtype::Master {
+            return Ok(());
+        }
+        if gradients != Gradients::Coalesced {
+            let message = "gradients in bf16 are rounded once per group of microbatches: they must be coalesced";
+            return Err(Error::Config(message.into()));
+        }
+        if recipe.master() != Dtype::F32 {
+            return Err(Error::Config(format!(
+                "gradients in bf16 need masters in f32, recipe `{}` has others",
+                recipe.name()
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for GradDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for GradDtype {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<GradDtype, String> {
+        let found = [GradDtype::Master, GradDtype::Bf16].into_iter().find(|dtype| dtype.name() == text);
+        found.ok_or_else(|| format!("gradients are not stored in `{text}`; one of: master, bf16"))
     }
 }
 

@@ -41,6 +41,7 @@ use crate::transport::local::{EdgeSpec, Fabric};
 use crate::wire::MessageShape;
 use crate::worker::Worker;
 
+pub use crate::gradients::GradDtype;
 pub use config::{OnNonFinite, SessionConfig};
 pub use footprint::Footprint;
 pub use report::StepReport;
@@ -189,6 +190,7 @@ where
             gradients: config.gradients,
             allow_order_dependent: config.allow_order_dependent,
         };
+        config.grad_dtype.fits(config.gradients, &recipe)?;
         let bound = bind(checked, facts, stages.iter().map(declared).collect())?;
         let schedule = &bound.checked().schedule;
         let fabric = fabric(&bound, &stages)?;
@@ -197,6 +199,7 @@ where
             rank: 0,
             microbatches: schedule.microbatches,
             gradients: config.gradients,
+            grad_dtype: config.grad_dtype,
             coalesce: schedule.coalesce,
             data_parallel: 1,
             tokens: config.tokens,

@@ -34,7 +34,7 @@ use crate::cx::{Cx, RunBufs};
 use crate::data::Windows;
 use crate::device::{Buf, BufSpec, Device};
 use crate::error::{Error, Result};
-use crate::gradients::Grads;
+use crate::gradients::{GradDtype, Grads};
 use crate::groups::Partition;
 use crate::optim::{NormPlan, OptimConfig};
 use crate::pool::{Class, KeptBytes, Pool, Reuse};
@@ -54,6 +54,8 @@ pub struct ShardConfig {
     pub microbatches: u32,
     /// How weight gradients reach the optimizer.
     pub gradients: Gradients,
+    /// What they are stored in.
+    pub grad_dtype: GradDtype,
     /// Where they are coalesced: microbatches of a group.
     pub coalesce: u32,
     /// Ranks that see other data of the same step; gradients are divided by microbatches times this.
@@ -134,7 +136,7 @@ impl<S: Stage> Shard<S> {
         let mut parts = Vec::with_capacity(stages.len());
         for (id, stage) in stages {
             let spec = stage.spec();
-            let state = StageState::new(dev, spec, config.gradients, config.microbatches)?;
+            let state = StageState::new(dev, spec, (config.gradients, config.grad_dtype), config.microbatches)?;
             let partition = Partition { coalesce: config.coalesce, microbatches: config.microbatches };
             let grads = Grads::new(spec, &state, config.gradients, partition)?;
             parts.push(Part { id, stage, state, grads });
@@ -537,6 +539,7 @@ impl<S: Stage> Shard<S> {
             let value = match taken {
                 Export::Whole => Named { dtype, shape: [rows, cols], bytes },
                 Export::Mean => {
+                    let (dtype, mut bytes) = widened(dtype, bytes);
                     scale(dtype, &mut bytes, factor);
                     Named { dtype, shape: [rows, cols], bytes }
                 }
@@ -598,6 +601,15 @@ fn mean(dtype: Dtype, sum: f64, factor: f32) -> f64 {
 }
 
 /// As [`mean`], of every element in `bytes`.
+/// Sums that were stored in bf16 as floats: their means are no bf16.
+fn widened(dtype: Dtype, bytes: Vec<u8>) -> (Dtype, Vec<u8>) {
+    if dtype != Dtype::Bf16 {
+        return (dtype, bytes);
+    }
+    let upper = bytes.chunks_exact(2).flat_map(|word| [0, 0, word[0], word[1]]);
+    (Dtype::F32, upper.collect())
+}
+
 fn scale(dtype: Dtype, bytes: &mut [u8], factor: f32) {
     for element in bytes.chunks_exact_mut(dtype.size()) {
         if let Ok(word) = <[u8; 8]>::try_from(&*element) {

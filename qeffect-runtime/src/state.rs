@@ -18,8 +18,8 @@ use crate::act::{Act, Fp8View};
 use crate::cmd::{Cmd, Scalar};
 use crate::device::{Buf, BufSpec, Device};
 use crate::error::Result;
-use crate::gradients::places;
-use crate::stage::{CellId, ParamId, ParamSpec, Role, StageSpec, TableId, TableSpec, Working};
+use crate::gradients::{GradDtype, places};
+use crate::stage::{CellId, ParamId, ParamKind, ParamSpec, Role, StageSpec, TableId, TableSpec, Working};
 
 /// Buffers of one parameter.
 #[derive(Debug)]
@@ -122,16 +122,20 @@ impl StageState {
     pub fn new(
         device: &mut dyn Device,
         spec: &StageSpec,
-        gradients: Gradients,
+        (gradients, grad_dtype): (Gradients, GradDtype),
         microbatches: u32,
     ) -> Result<StageState> {
         let recipe = &spec.recipe;
         let master = recipe.master();
         let mut params = Vec::with_capacity(spec.params.len());
-        for param in &spec.params {
+        for (at, param) in spec.params.iter().enumerate() {
             let mut act = |what: &str, dtype: Dtype| matrix(device, param, what, dtype);
             let masters = act("master", master)?;
-            let grad = act("gradient", master)?;
+            let stored = match (grad_dtype, param.kind) {
+                (GradDtype::Bf16, ParamKind::Matrix) if spec.tied_to(ParamId(at)).is_none() => Dtype::Bf16,
+                _ => master,
+            };
+            let grad = act("gradient", stored)?;
             let moment1 = act("first moment", master)?;
             let moment2 = act("second moment", master)?;
             let slots = match places(param.kind, gradients) {

@@ -54,8 +54,20 @@ impl Kernels {
         self.launch(stream, kernel, [ids.len(), 1], THREADS, 0, &arguments)
     }
 
+    /// Makes the rows of a matrix zero that `touched` has a word other than 0 for, and those words 0.
+    pub fn clear_rows(&self, stream: &CudaStream, hidden: usize, touched: Span<u32>, out: Span<f32>) -> Result {
+        let kernel = "clear_rows";
+        let columns = dimension(kernel, "hidden", hidden)?;
+        let rows = rows_of(kernel, "out", out.len(), hidden)?;
+        expect(kernel, "touched", touched, rows as usize)?;
+        expect(kernel, "out", out, out.len())?;
+        let arguments: [&dyn Argument; 4] = [&out, &touched, &rows, &columns];
+        self.launch(stream, kernel, [(rows as usize).div_ceil(4), 1], THREADS, 0, &arguments)
+    }
+
     /// Gradient of the rows of tokens that occur, rows of `dy` ascending; other rows of `out` are left alone. `order` holds
-    /// the rows sorted by token, then ascending. With `accumulate`, sums are added to what `out` holds.
+    /// the rows sorted by token, then ascending. With `accumulate`, sums are added to what `out` holds. `touched`: a word per
+    /// row of `out`, which becomes 1 where the token occurs.
     pub fn token_gradient(
         &self,
         stream: &CudaStream,
@@ -65,6 +77,7 @@ impl Kernels {
         dy: Span<bf16>,
         accumulate: bool,
         out: Span<f32>,
+        touched: Option<Span<u32>>,
     ) -> Result {
         let kernel = "token_gradient";
         let columns = dimension(kernel, "hidden", hidden)?;
@@ -73,8 +86,10 @@ impl Kernels {
         expect(kernel, "order", order, ids.len())?;
         expect(kernel, "dy", dy, ids.len() * hidden)?;
         expect(kernel, "out", out, out.len())?;
-        let accumulate = i32::from(accumulate);
-        let arguments: [&dyn Argument; 8] = [&ids, &order, &dy, &out, &accumulate, &rows, &vocabulary, &columns];
+        expect_if(kernel, "touched", touched, vocabulary as usize)?;
+        let (accumulate, touched) = (i32::from(accumulate), optional(touched));
+        let arguments: [&dyn Argument; 9] =
+            [&ids, &order, &dy, &out, &touched, &accumulate, &rows, &vocabulary, &columns];
         self.launch(stream, kernel, [ids.len(), 1], THREADS, 0, &arguments)
     }
 

@@ -8,7 +8,7 @@ use half::bf16;
 use super::cast::{Outputs, TILE};
 use crate::error::Result;
 use crate::memory::Span;
-use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, plain_arguments};
+use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, plain_arguments, rows_of};
 
 /// Elements per partial sum of squares. Part of the numeric identity of a run.
 pub const NORM_PIECE: usize = 4096;
@@ -77,11 +77,75 @@ impl AdamW {
     }
 }
 
+/// A gradient.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Gradient {
+    /// In f32.
+    F32(Span<f32>),
+    /// In bf16.
+    Bf16(Span<bf16>),
+    /// In f32, with few rows that are not zero.
+    Rows(Span<f32>, Rows),
+}
+
+/// Which rows of a matrix may be other than zero.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Rows {
+    /// One word per row: 0 where all of the row is zero.
+    pub touched: Span<u32>,
+    /// Elements per row.
+    pub columns: usize,
+}
+
+impl Rows {
+    /// Rows of this size are skipped where they are zero; smaller ones are read.
+    const MULTIPLE: usize = 256;
+}
+
+impl Gradient {
+    fn len(&self) -> usize {
+        match self {
+            Gradient::F32(values) | Gradient::Rows(values, _) => values.len(),
+            Gradient::Bf16(values) => values.len(),
+        }
+    }
+
+    /// Address, the address of the words of its rows or null, and elements per row.
+    fn arguments(&self, kernel: &'static str, len: usize) -> Result<(u64, u64, i64)> {
+        match *self {
+            Gradient::F32(values) => {
+                expect(kernel, "gradient", values, len)?;
+                Ok((values.address(), 0, 1))
+            }
+            Gradient::Bf16(values) => {
+                expect(kernel, "gradient", values, len)?;
+                Ok((values.address(), 0, 1))
+            }
+            Gradient::Rows(values, Rows { touched, columns }) => {
+                expect(kernel, "gradient", values, len)?;
+                if !columns.is_multiple_of(Rows::MULTIPLE) {
+                    return Ok((values.address(), 0, 1));
+                }
+                let rows = rows_of(kernel, "gradient", len, columns)? as usize;
+                expect(kernel, "touched", touched, rows)?;
+                Ok((values.address(), touched.address(), columns as i64))
+            }
+        }
+    }
+
+    const fn pick(&self, [f32, bf16]: [&'static str; 2]) -> &'static str {
+        match self {
+            Gradient::F32(_) | Gradient::Rows(..) => f32,
+            Gradient::Bf16(_) => bf16,
+        }
+    }
+}
+
 /// The tensors of one parameter.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Parameter {
     /// Its gradient.
-    pub gradient: Span<f32>,
+    pub gradient: Gradient,
     /// Master weights.
     pub weight: Span<f32>,
     /// First moment.
@@ -92,7 +156,6 @@ pub struct Parameter {
 
 impl Parameter {
     fn expect(&self, kernel: &'static str, len: usize) -> Result {
-        expect(kernel, "gradient", self.gradient, len)?;
         expect(kernel, "weight", self.weight, len)?;
         expect(kernel, "first", self.first, len)?;
         expect(kernel, "second", self.second, len)
@@ -112,16 +175,17 @@ pub struct Settled {
 
 impl Kernels {
     /// Sums of squares of `gradient · factor` over pieces of [`NORM_PIECE`] elements.
-    pub fn sum_squares(&self, stream: &CudaStream, gradient: Span<f32>, factor: f32, partials: Span<f32>) -> Result {
-        let kernel = "sum_squares";
+    pub fn sum_squares(&self, stream: &CudaStream, gradient: Gradient, factor: f32, partials: Span<f32>) -> Result {
+        let kernel = gradient.pick(["sum_squares", "sum_squares_bf16"]);
         let pieces = gradient.len().div_ceil(NORM_PIECE);
-        expect(kernel, "gradient", gradient, gradient.len())?;
+        let (values, touched, columns) = gradient.arguments(kernel, gradient.len())?;
         if partials.len() != pieces {
             let (operand, expected, found) = ("partials", pieces, partials.len());
             return Err(crate::Error::Length { kernel, operand, expected, found });
         }
         let len = gradient.len() as i64;
-        self.launch(stream, kernel, [pieces.div_ceil(16), 1], 256, 0, &[&gradient, &factor, &partials, &len])
+        let arguments: [&dyn Argument; 6] = [&values, &touched, &columns, &factor, &partials, &len];
+        self.launch(stream, kernel, [pieces.div_ceil(16), 1], 256, 0, &arguments)
     }
 
     /// Norm and clipping factor from all partial sums, in the order in which they lie; and the verdict over `flags`.
@@ -145,13 +209,15 @@ impl Kernels {
 
     /// A step over any run of elements; with `copy`, also the nearest bf16 of each new weight.
     pub fn adamw(&self, stream: &CudaStream, adam: &AdamW, parameter: &Parameter, copy: Option<Span<bf16>>) -> Result {
-        let kernel = "adamw";
-        let len = parameter.weight.len();
+        let Parameter { gradient, weight, first, second } = *parameter;
+        let kernel = gradient.pick(["adamw", "adamw_bf16"]);
+        let len = weight.len();
         parameter.expect(kernel, len)?;
         expect_if(kernel, "copy", copy, len)?;
-        let Parameter { gradient, weight, first, second } = *parameter;
+        let (values, touched, columns) = gradient.arguments(kernel, len)?;
         let (adam, copy, size) = (adam.argument(kernel)?, optional(copy), len as i64);
-        let arguments: [&dyn Argument; 7] = [&adam, &gradient, &weight, &first, &second, &copy, &size];
+        let arguments: [&dyn Argument; 9] =
+            [&adam, &values, &touched, &columns, &weight, &first, &second, &copy, &size];
         self.launch(stream, kernel, [len.div_ceil(256 * 8), 1], 256, 0, &arguments)
     }
 
@@ -164,12 +230,14 @@ impl Kernels {
         (rows, columns): (usize, usize),
         outputs: &Outputs,
     ) -> Result {
-        let kernel = "adamw_e4m3";
+        let Parameter { gradient, weight, first, second } = *parameter;
+        let kernel = gradient.pick(["adamw_e4m3", "adamw_e4m3_bf16"]);
         let (down, across) = (dimension(kernel, "rows", rows)?, dimension(kernel, "columns", columns)?);
         parameter.expect(kernel, rows * columns)?;
-        let Parameter { gradient, weight, first, second } = *parameter;
+        // A weight that is cast is read whole: none of its rows stays without a gradient.
+        let (values, _, _) = gradient.arguments(kernel, rows * columns)?;
         let (adam, sink) = (adam.argument(kernel)?, outputs.sink(kernel, rows, columns)?);
-        let arguments: [&dyn Argument; 8] = [&adam, &gradient, &weight, &first, &second, &sink, &down, &across];
+        let arguments: [&dyn Argument; 8] = [&adam, &values, &weight, &first, &second, &sink, &down, &across];
         let grid = [columns.div_ceil(TILE), rows.div_ceil(TILE)];
         self.launch(stream, kernel, grid, 128, 0, &arguments)
     }

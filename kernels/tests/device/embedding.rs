@@ -37,9 +37,15 @@ fn forward_and_gradients_are_exact() {
         for accumulate in [false, true] {
             let before = numbers(4, vocabulary * hidden);
             let out = rig.upload(&before);
+            let words: Vec<u32> = (0..vocabulary).map(|token| u32::from(token % 3 == 0)).collect();
+            let touched = rig.upload(&words);
+            let occurring = Some(touched.span());
             rig.kernels
-                .token_gradient(&rig.stream, i.span(), o.span(), hidden, d.span(), accumulate, out.span())
+                .token_gradient(&rig.stream, i.span(), o.span(), hidden, d.span(), accumulate, out.span(), occurring)
                 .unwrap();
+            let occurs = |token: usize| ids.contains(&(token as u32));
+            let now: Vec<u32> = (0..vocabulary).map(|token| u32::from(occurs(token) || token % 3 == 0)).collect();
+            assert_eq!(touched.read().unwrap(), now);
             let mut want = before.clone();
             for token in 0..vocabulary {
                 let rows: Vec<usize> = (0..rows).filter(|row| ids[*row] as usize == token).collect();
@@ -53,6 +59,11 @@ fn forward_and_gradients_are_exact() {
                 }
             }
             assert_eq!(bits(&out.read().unwrap()), bits(&want));
+
+            rig.kernels.clear_rows(&rig.stream, hidden, touched.span(), out.span()).unwrap();
+            let cleared = want.iter().enumerate().map(|(at, x)| if now[at / hidden] != 0 { 0.0 } else { *x });
+            assert_eq!(bits(&out.read().unwrap()), bits(&cleared.collect::<Vec<f32>>()));
+            assert_eq!(touched.read().unwrap(), vec![0; vocabulary]);
         }
 
         let out = rig.poisoned::<f32>(length * hidden);

@@ -4,7 +4,7 @@ use half::bf16;
 use qeffect_core::fp8::Fp8;
 use qeffect_kernels::Buffer;
 use qeffect_kernels::launch::cast::{Codes, Outputs, Transposed};
-use qeffect_kernels::launch::optimizer::{AdamW, NORM_PIECE, Parameter, Settled};
+use qeffect_kernels::launch::optimizer::{AdamW, Gradient, NORM_PIECE, Parameter, Rows, Settled};
 
 use crate::rig::{Rig, SHAPES, bf16_bits, bits, numbers, rig};
 
@@ -28,7 +28,7 @@ fn partial_sums_norm_and_clip_have_a_fixed_order() {
         let factor = 0.37f32;
         let pieces = len.div_ceil(NORM_PIECE);
         let (g, partials) = (rig.upload(&gradient), rig.poisoned::<f32>(pieces));
-        rig.kernels.sum_squares(&rig.stream, g.span(), factor, partials.span()).unwrap();
+        rig.kernels.sum_squares(&rig.stream, Gradient::F32(g.span()), factor, partials.span()).unwrap();
         let want: Vec<f32> = gradient
             .chunks(NORM_PIECE)
             .map(|piece| lanes::<16>(piece.iter().map(|g| (g * factor) * (g * factor))))
@@ -57,7 +57,7 @@ fn a_gradient_that_is_not_finite_raises_the_flag() {
         let mut gradient = numbers(1, 10_000);
         gradient[7777] = bad;
         let (g, partials) = (rig.upload(&gradient), rig.poisoned::<f32>(3));
-        rig.kernels.sum_squares(&rig.stream, g.span(), 1.0, partials.span()).unwrap();
+        rig.kernels.sum_squares(&rig.stream, Gradient::F32(g.span()), 1.0, partials.span()).unwrap();
         let (norm, clip, flag) = (rig.poisoned::<f32>(1), rig.poisoned::<f32>(1), rig.upload(&[0u32]));
         let settled = Settled { norm: norm.span(), clip: clip.span(), flag: flag.span() };
         let none = rig.upload(&[0u32]);
@@ -119,7 +119,7 @@ impl Run {
 
     fn parameter(&self) -> Parameter {
         Parameter {
-            gradient: self.gradient.span(),
+            gradient: Gradient::F32(self.gradient.span()),
             weight: self.weight.span(),
             first: self.first.span(),
             second: self.second.span(),
@@ -183,6 +183,64 @@ fn steps_equal_the_definition_with_and_without_codes() {
                 assert_eq!(run.counter.read().unwrap(), [t as u64 + 1]);
             }
         }
+    }
+}
+
+/// Sums of squares, and what a step makes of weights and moments, of a gradient.
+fn outcome(rig: &Rig, run: &Run, gradient: Gradient, shape: (usize, usize), cast: bool) -> ([Vec<u32>; 3], Vec<u32>) {
+    let len = shape.0 * shape.1;
+    let partials = rig.poisoned::<f32>(len.div_ceil(NORM_PIECE));
+    rig.kernels.sum_squares(&rig.stream, gradient, FACTOR, partials.span()).unwrap();
+    let parameter = Parameter { gradient, ..run.parameter() };
+    if cast {
+        let (codes, one) = (rig.poisoned::<u8>(len), rig.upload(&[1.0f32]));
+        let (scale_inv, amax) = (rig.poisoned::<f32>(1), None);
+        let outputs = Outputs::codes(Codes {
+            codes: codes.span(),
+            transposed: None,
+            scale: one.span(),
+            scale_inv: scale_inv.span(),
+            amax,
+        });
+        rig.kernels.adamw_cast(&rig.stream, &run.adam(), &parameter, shape, &outputs).unwrap();
+    } else {
+        rig.kernels.adamw(&rig.stream, &run.adam(), &parameter, None).unwrap();
+    }
+    (run.state(), bits(&partials.read().unwrap()))
+}
+
+#[test]
+fn gradients_in_bf16_give_the_bits_of_their_values() {
+    let Some(rig) = rig() else { return };
+    for shape in SHAPES {
+        let len = shape.0 * shape.1;
+        let narrow: Vec<bf16> = numbers(5, len).into_iter().map(bf16::from_f32).collect();
+        let wide: Vec<f32> = narrow.iter().map(|x| x.to_f32()).collect();
+        let (narrow, wide) = (rig.upload(&narrow), rig.upload(&wide));
+        for cast in [false, true] {
+            let of = |gradient| outcome(rig, &Run::new(rig, len), gradient, shape, cast);
+            assert_eq!(of(Gradient::Bf16(narrow.span())), of(Gradient::F32(wide.span())), "{shape:?}, cast: {cast}");
+        }
+    }
+}
+
+#[test]
+fn rows_without_a_gradient_are_not_read() {
+    let Some(rig) = rig() else { return };
+    // Rows that are not a multiple of 256 are read all the same, and must be what they are said to be.
+    for (shape, skipped) in [((33, 512), true), ((70, 256), true), ((9, 768), true), ((33, 72), false)] {
+        let len = shape.0 * shape.1;
+        let touched: Vec<u32> = (0..shape.0).map(|row| u32::from(row % 5 == 1 || row == 8)).collect();
+        let is_touched = |i: usize| touched[i / shape.1] != 0;
+        let dense: Vec<f32> =
+            numbers(6, len).into_iter().enumerate().map(|(i, x)| if is_touched(i) { x } else { 0.0 }).collect();
+        let sparse: Vec<f32> =
+            dense.iter().enumerate().map(|(i, x)| if is_touched(i) || !skipped { *x } else { f32::NAN }).collect();
+        let [dense, sparse] = [&dense, &sparse].map(|values| rig.upload(values));
+        let touched = rig.upload(&touched);
+        let rows = Rows { touched: touched.span(), columns: shape.1 };
+        let of = |gradient| outcome(rig, &Run::new(rig, len), gradient, shape, false);
+        assert_eq!(of(Gradient::Rows(sparse.span(), rows)), of(Gradient::F32(dense.span())), "{shape:?}");
     }
 }
 

@@ -110,7 +110,10 @@ pub(super) fn run(table: &mut Table, workspace: &mut Workspace, cmd: &Cmd) -> Re
             Dtype::F32 | Dtype::Bf16 => run.gemm::<f32>(),
             found => Err(run.not(*out, found, "an activation or master type")),
         },
-        Cmd::GroupGemm { out, .. } => by_master!(run, *out, group_gemm),
+        Cmd::GroupGemm { out, .. } => match run.dtype(*out)? {
+            Dtype::Bf16 => run.group_gemm_bf16(),
+            _ => by_master!(run, *out, group_gemm),
+        },
         Cmd::Quantise { src, .. } => match run.dtype(*src)? {
             Dtype::F32 => run.quantise::<f32>(),
             Dtype::Bf16 => run.quantise::<bf16>(),
@@ -139,7 +142,7 @@ pub(super) fn run(table: &mut Table, workspace: &mut Workspace, cmd: &Cmd) -> Re
         Cmd::CrossEntropy { logits, .. } => by_activation!(run, *logits, cross_entropy),
         Cmd::CrossEntropyGrad { logits, .. } => by_activation!(run, *logits, cross_entropy_grad),
         Cmd::SumSlots { out, .. } => by_master!(run, *out, sum_slots),
-        Cmd::SumSquares { src, .. } => by_master!(run, *src, sum_squares),
+        Cmd::SumSquares { partials, .. } => by_master!(run, *partials, sum_squares),
         Cmd::Settle { norm, .. } => by_master!(run, *norm, settle),
         Cmd::AdamW { param, .. } => by_master!(run, *param, adamw),
         Cmd::Advance { counter, unless } => match run.table.flag(run.name, *unless)? {

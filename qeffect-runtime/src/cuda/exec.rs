@@ -13,7 +13,7 @@ use qeffect_kernels::launch::cast::{Codes, ColumnSums, LossGradient, Outputs, Tr
 use qeffect_kernels::launch::elementwise::Mask;
 use qeffect_kernels::launch::embedding::RotaryShape;
 use qeffect_kernels::launch::norm::{Normal, Statistics};
-use qeffect_kernels::launch::optimizer::{AdamW, Parameter, Settled};
+use qeffect_kernels::launch::optimizer::{AdamW, Gradient, Parameter, Settled};
 use qeffect_kernels::launch::scale::Spread;
 use qeffect_kernels::launch::step::Tag;
 use qeffect_kernels::{CudaStream, Kernels, Span, memory};
@@ -22,8 +22,10 @@ use super::failed;
 use super::product::{Gemm, Group};
 use super::scratch::Scratch;
 use super::table::{Stored, Table};
+use super::unit::Piece;
+use crate::cmd::effects::Mode;
 use crate::cmd::{AttentionShape, Beside, Cmd, Scalar, SlotTag};
-use crate::device::{Buf, DeviceError};
+use crate::device::{Buf, BufSpec, DeviceError};
 use crate::kernels::optimizer::norm_pieces;
 
 pub(super) type Result<T = (), E = DeviceError> = std::result::Result<T, E>;
@@ -37,6 +39,17 @@ pub(super) struct Lane<'a> {
     pub(super) scratch: &'a Scratch,
 }
 
+/// What both parts of the backward of a norm work on.
+#[derive(Clone, Copy)]
+pub(super) struct NormGrad {
+    pub(super) name: &'static str,
+    pub(super) dy: Buf,
+    pub(super) x: Buf,
+    /// Rows and columns.
+    pub(super) shape: (usize, usize),
+    pub(super) statistics: Statistics,
+}
+
 pub(super) fn first(buf: Buf) -> Scalar {
     Scalar { buf, index: 0 }
 }
@@ -47,8 +60,18 @@ fn sizes(shape: &AttentionShape) -> attention::AttentionShape {
 }
 
 impl Lane<'_> {
-    /// Puts a command into the stream.
-    pub(super) fn issue(&self, cmd: &Cmd) -> Result {
+    /// Puts a command, or a piece of one, into the stream.
+    pub(super) fn issue(&self, cmd: &Cmd, piece: Piece) -> Result {
+        self.put(cmd, piece)?;
+        if matches!(cmd, Cmd::EmbedGrad { .. }) {
+            return Ok(()); // keeps account of the rows that it writes
+        }
+        let accesses = cmd.effects(|buf| self.table.spec(buf).ok().map(BufSpec::elements));
+        let mut written = accesses.iter().filter(|access| access.mode != Mode::Read);
+        written.try_for_each(|access| self.table.touch(self.stream, cmd.name(), access.buf))
+    }
+
+    fn put(&self, cmd: &Cmd, piece: Piece) -> Result {
         let (k, stream, t) = (self.kernels, self.stream, self.table);
         let name = cmd.name();
         let failed = failed(name);
@@ -103,9 +126,14 @@ impl Lane<'_> {
                 let dy = self.sized::<bf16>(name, *dy, ids.len() * cols)?;
                 let words = t.get::<f32>(name, *table_grad)?;
                 let places = positions_grad.map(|grad| self.sized::<f32>(name, grad, seq * cols)).transpose()?;
-                let zeroed = if *accumulate { Ok(()) } else { memory::zero(stream, words) };
+                let touched = t.rows(*table_grad).map(|rows| rows.touched);
+                let zeroed = match touched {
+                    _ if *accumulate => Ok(()),
+                    Some(touched) => k.clear_rows(stream, *cols, touched, words),
+                    None => memory::zero(stream, words),
+                };
                 zeroed
-                    .and_then(|()| k.token_gradient(stream, ids, order, *cols, dy, *accumulate, words))
+                    .and_then(|()| k.token_gradient(stream, ids, order, *cols, dy, *accumulate, words, touched))
                     .and_then(|()| {
                         places.map_or(Ok(()), |places| k.position_gradient(stream, *cols, dy, *accumulate, places))
                     })
@@ -119,17 +147,13 @@ impl Lane<'_> {
                 k.layer_norm_forward(stream, x, shape, None, statistics, Some(normal)).map_err(failed)
             }
             Cmd::LayerNormGrad { dy, x, gain, mean, rstd, dx, gain_grad, bias_grad, cols } => {
-                let (x, shape) = self.matrix(name, *x, *cols)?;
-                let dy = self.sized::<bf16>(name, *dy, x.len())?;
+                let (_, shape) = self.matrix(name, *x, *cols)?;
                 let statistics = Statistics { mean: Some(t.get(name, *mean)?), rstd: t.get(name, *rstd)? };
-                let (gains, biases) =
-                    (self.sized::<f32>(name, *gain_grad, *cols)?, self.sized::<f32>(name, *bias_grad, *cols)?);
-                let scratch = self.scratch.columns();
-                k.layer_norm_backward(stream, x, dy, shape, t.get(name, *gain)?, statistics, None, t.get(name, *dx)?)
-                    .and_then(|()| {
-                        k.layer_norm_gradients(stream, x, dy, shape, statistics, gains, Some(biases), scratch)
-                    })
-                    .map_err(failed)
+                let norm = NormGrad { name, dy: *dy, x: *x, shape, statistics };
+                if piece.has_rows() {
+                    self.norm_rows(&norm, *gain, None, *dx)?;
+                }
+                if piece.has_vectors() { self.norm_vectors(&norm, *gain_grad, Some(*bias_grad)) } else { Ok(()) }
             }
             Cmd::RmsNorm { x, gain, y, rstd, cols } => {
                 let (x, shape) = self.matrix(name, *x, *cols)?;
@@ -138,14 +162,13 @@ impl Lane<'_> {
                 k.layer_norm_forward(stream, x, shape, None, statistics, Some(normal)).map_err(failed)
             }
             Cmd::RmsNormGrad { dy, x, gain, rstd, dx, gain_grad, cols } => {
-                let (x, shape) = self.matrix(name, *x, *cols)?;
-                let dy = self.sized::<bf16>(name, *dy, x.len())?;
+                let (_, shape) = self.matrix(name, *x, *cols)?;
                 let statistics = Statistics { mean: None, rstd: t.get(name, *rstd)? };
-                let gains = self.sized::<f32>(name, *gain_grad, *cols)?;
-                let scratch = self.scratch.columns();
-                k.layer_norm_backward(stream, x, dy, shape, t.get(name, *gain)?, statistics, None, t.get(name, *dx)?)
-                    .and_then(|()| k.layer_norm_gradients(stream, x, dy, shape, statistics, gains, None, scratch))
-                    .map_err(failed)
+                let norm = NormGrad { name, dy: *dy, x: *x, shape, statistics };
+                if piece.has_rows() {
+                    self.norm_rows(&norm, *gain, None, *dx)?;
+                }
+                if piece.has_vectors() { self.norm_vectors(&norm, *gain_grad, None) } else { Ok(()) }
             }
             Cmd::Rotary { x, table, out, shape, inverse } => {
                 let crate::cmd::RotaryShape { length, heads, head_dim, width } = *shape;
@@ -190,7 +213,7 @@ impl Lane<'_> {
                 let reason = "kernels that ops bring along are not on this device yet".into();
                 Err(DeviceError::Failed { cmd: name, reason })
             }
-            Cmd::Fused(fused) => self.fused(fused),
+            Cmd::Fused(fused) => self.fused(fused, piece),
             Cmd::Attention { qkv, out, lse, shape } => {
                 let shape = sizes(shape);
                 k.attention_forward(stream, &shape, t.get(name, *qkv)?, t.get(name, *out)?, t.get(name, *lse)?)
@@ -238,8 +261,8 @@ impl Lane<'_> {
                 k.sum_slots(stream, &slots, 1.0, t.get(name, *out)?).map_err(failed)
             }
             Cmd::SumSquares { src, factor, partials, first } => {
-                let src = t.get::<f32>(name, *src)?;
-                let end = first + norm_pieces(src.len());
+                let end = first + norm_pieces(t.spec(*src)?.elements());
+                let src = self.gradient(name, *src)?;
                 let sums = t.get::<f32>(name, *partials)?.part(*first..end);
                 let sums = sums.ok_or_else(|| t.short(name, *partials, end))?;
                 k.sum_squares(stream, src, *factor, sums).map_err(failed)
@@ -265,7 +288,7 @@ impl Lane<'_> {
                     weight_decay: config.weight_decay,
                 };
                 let parameter = Parameter {
-                    gradient: t.get(name, *grad)?,
+                    gradient: self.gradient(name, *grad)?,
                     weight: t.get(name, *param)?,
                     first: t.get(name, *moment1)?,
                     second: t.get(name, *moment2)?,
@@ -355,6 +378,38 @@ impl Lane<'_> {
         let Some(Beside { first, line }) = beside else { return Ok(Transposed::Alone(whole)) };
         let region = whole.part(first..whole.len()).ok_or_else(|| self.table.short(name, buf, first))?;
         Ok(Transposed::Beside { region, line })
+    }
+
+    /// The gradient of the rows of a norm, with the gradient that bypasses it, if any.
+    pub(super) fn norm_rows(&self, norm: &NormGrad, gain: Buf, plus: Option<Buf>, dx: Buf) -> Result {
+        let (k, stream, t) = (self.kernels, self.stream, self.table);
+        let NormGrad { name, dy, x, shape, statistics } = *norm;
+        let (x, gain) = (t.get::<bf16>(name, x)?, t.get(name, gain)?);
+        let (dy, dx) = (self.sized::<bf16>(name, dy, x.len())?, t.get::<bf16>(name, dx)?);
+        let plus = plus.map(|plus| t.get(name, plus)).transpose()?;
+        k.layer_norm_backward(stream, x, dy, shape, gain, statistics, plus, dx).map_err(failed(name))
+    }
+
+    /// The gradients of its gain and bias.
+    pub(super) fn norm_vectors(&self, norm: &NormGrad, gain_grad: Buf, bias_grad: Option<Buf>) -> Result {
+        let (k, stream, t) = (self.kernels, self.stream, self.table);
+        let NormGrad { name, dy, x, shape, statistics } = *norm;
+        let x = t.get::<bf16>(name, x)?;
+        let dy = self.sized::<bf16>(name, dy, x.len())?;
+        let gains = self.sized::<f32>(name, gain_grad, shape.1)?;
+        let biases = bias_grad.map(|bias| self.sized::<f32>(name, bias, shape.1)).transpose()?;
+        let scratch = self.scratch.columns();
+        k.layer_norm_gradients(stream, x, dy, shape, statistics, gains, biases, scratch).map_err(failed(name))
+    }
+
+    /// A gradient on its way to the optimizer.
+    pub(super) fn gradient(&self, name: &'static str, buf: Buf) -> Result<Gradient> {
+        let t = self.table;
+        Ok(match (t.spec(buf)?.dtype, t.rows(buf)) {
+            (Dtype::Bf16, _) => Gradient::Bf16(t.get(name, buf)?),
+            (_, Some(rows)) => Gradient::Rows(t.get(name, buf)?, rows),
+            (_, None) => Gradient::F32(t.get(name, buf)?),
+        })
     }
 
     fn copy(&self, name: &'static str, src: Buf, dst: Buf) -> Result {

@@ -7,14 +7,15 @@ use qeffect_kernels::launch::cast::{self, ColumnSums, LossGradient, Normalised};
 use qeffect_kernels::launch::norm::{Normal, Residual, Statistics};
 use qeffect_kernels::launch::optimizer::{AdamW, Parameter};
 
-use super::exec::{Lane, Result, first};
+use super::exec::{Lane, NormGrad, Result, first};
 use super::failed;
+use super::unit::Piece;
 use crate::cmd::fused::{Fused, Producer};
 use crate::device::{Buf, DeviceError};
 
 impl Lane<'_> {
-    /// Puts a fused command into the stream.
-    pub(super) fn fused(&self, fused: &Fused) -> Result {
+    /// Puts a fused command, or a piece of one, into the stream.
+    pub(super) fn fused(&self, fused: &Fused, piece: Piece) -> Result {
         let (k, stream, t) = (self.kernels, self.stream, self.table);
         let name = fused.name();
         let failed = failed(name);
@@ -46,11 +47,11 @@ impl Lane<'_> {
             }
             Producer::LayerNormGrad { dy, x, gain, mean, rstd, gain_grad, bias_grad } => {
                 let statistics = Statistics { mean: Some(t.get(name, mean)?), rstd: t.get(name, rstd)? };
-                self.norm_grad(fused, [dy, x, gain], statistics, gain_grad, Some(bias_grad))
+                self.norm_grad(fused, [dy, x, gain], statistics, (gain_grad, Some(bias_grad)), piece)
             }
             Producer::RmsNormGrad { dy, x, gain, rstd, gain_grad } => {
                 let statistics = Statistics { mean: None, rstd: t.get(name, rstd)? };
-                self.norm_grad(fused, [dy, x, gain], statistics, gain_grad, None)
+                self.norm_grad(fused, [dy, x, gain], statistics, (gain_grad, None), piece)
             }
             Producer::Gelu { x } => {
                 self.only(fused, Format::E4M3)?;
@@ -98,7 +99,7 @@ impl Lane<'_> {
                     weight_decay: config.weight_decay,
                 };
                 let parameter = Parameter {
-                    gradient: t.get(name, grad)?,
+                    gradient: self.gradient(name, grad)?,
                     weight: t.get(name, param)?,
                     first: t.get(name, moment1)?,
                     second: t.get(name, moment2)?,
@@ -144,33 +145,31 @@ impl Lane<'_> {
         k.cast_norm(stream, &normalised, shape, &self.outputs(fused)?).map_err(failed(name))
     }
 
-    /// The gradient of the rows, with the gradient that bypasses the norm; then those of gain and bias, and what is taken.
+    /// The gradient of the rows, with the gradient that bypasses the norm, and what is taken from it; those of gain and bias.
     fn norm_grad(
         &self,
         fused: &Fused,
         [dy, x, gain]: [Buf; 3],
         statistics: Statistics,
-        gain_grad: Buf,
-        bias_grad: Option<Buf>,
+        (gain_grad, bias_grad): (Buf, Option<Buf>),
+        piece: Piece,
     ) -> Result {
-        let (k, stream, t) = (self.kernels, self.stream, self.table);
         let name = fused.name();
         let shape = (fused.rows, fused.cols);
-        let Some(values) = fused.outputs.values else {
+        let norm = NormGrad { name, dy, x, shape, statistics };
+        let Some(dx) = fused.outputs.values else {
             return Err(self.not_yet(name, "a gradient that is not stored"));
         };
-        let (dy, x, dx) = (t.get(name, dy)?, t.get(name, x)?, t.get::<bf16>(name, values)?);
-        let plus = fused.plus.map(|plus| t.get(name, plus)).transpose()?;
-        let biases = bias_grad.map(|bias| t.get(name, bias)).transpose()?;
-        k.layer_norm_backward(stream, x, dy, shape, t.get(name, gain)?, statistics, plus, dx).map_err(failed(name))?;
-        let (gains, scratch) = (t.get(name, gain_grad)?, self.scratch.columns());
-        k.layer_norm_gradients(stream, x, dy, shape, statistics, gains, biases, scratch).map_err(failed(name))?;
-        if fused.outputs.codes.is_none() && fused.outputs.column_sums.is_none() {
-            return Ok(());
+        if piece.has_rows() {
+            self.norm_rows(&norm, gain, fused.plus, dx)?;
+            if fused.outputs.codes.is_some() || fused.outputs.column_sums.is_some() {
+                let format = fused.outputs.codes.map_or(Format::E5M2, |codes| codes.format);
+                let outputs = cast::Outputs { values: None, ..self.outputs(fused)? };
+                let dx = self.table.get(name, dx)?;
+                self.kernels.cast(self.stream, format, dx, shape, &outputs).map_err(failed(name))?;
+            }
         }
-        let format = fused.outputs.codes.map_or(Format::E5M2, |codes| codes.format);
-        let outputs = cast::Outputs { values: None, ..self.outputs(fused)? };
-        k.cast(stream, format, dx, shape, &outputs).map_err(failed(name))
+        if piece.has_vectors() { self.norm_vectors(&norm, gain_grad, bias_grad) } else { Ok(()) }
     }
 
     /// What is taken, as kernels want it.

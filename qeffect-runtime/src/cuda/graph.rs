@@ -6,6 +6,7 @@ use qeffect_kernels::graph::{Capture, Graph};
 use qeffect_kernels::{CudaContext, CudaEvent, CudaStream, DriverError, Error};
 
 use super::lanes::{Placed, cost, place};
+use super::unit::{Unit, units};
 use super::{CudaDevice, Lane, failed};
 use crate::cmd::Cmd;
 use crate::cmd::effects::{Access, order};
@@ -67,19 +68,15 @@ impl CudaDevice {
     /// Makes a list of commands a graph. Everything that its commands need is made first; nothing is carried out.
     pub(super) fn capture(&mut self, cmds: &[Cmd]) -> Result<GraphId> {
         const CALL: &str = "instantiate";
-        let elements = |buf| self.table.spec(buf).ok().map(BufSpec::elements);
-        let effects: Vec<Vec<Access>> = cmds.iter().map(|cmd| cmd.effects(elements)).collect();
-        let costs = cmds
-            .iter()
-            .zip(&effects)
-            .map(|(cmd, effects)| cost(cmd, effects, |buf| self.table.spec(buf)))
-            .collect::<Result<Vec<f64>>>()?;
+        let units = units(cmds, &|buf| self.table.spec(buf).ok().map(BufSpec::elements));
+        let costs = units.iter().map(|unit| cost(unit, |buf| self.table.spec(buf))).collect::<Result<Vec<f64>>>()?;
+        let effects: Vec<Vec<Access>> = units.iter().map(|unit| unit.effects.clone()).collect();
         let placed = place(&order(&effects), &costs, self.graphs.lanes.len());
         for Placed { index, lane, .. } in &placed {
-            self.prepare(&cmds[*index], *lane)?;
+            self.prepare(units[*index].cmd, *lane)?;
         }
-        // Commands that are waited for record an event each.
-        let mut events: Vec<Option<CudaEvent>> = cmds.iter().map(|_| None).collect();
+        // Units that are waited for record an event each.
+        let mut events: Vec<Option<CudaEvent>> = units.iter().map(|_| None).collect();
         for wait in placed.iter().flat_map(|placed| &placed.waits) {
             if events[*wait].is_none() {
                 let event = self.graphs.context.new_event(None).map_err(driver("making an event"));
@@ -88,13 +85,13 @@ impl CudaDevice {
         }
         // What preparation has queued is over before the capture begins.
         self.stream.synchronize().map_err(driver("waiting for a stream")).map_err(failed(CALL))?;
-        let graph = self.record(cmds, &placed, &events)?;
+        let graph = self.record(&units, &placed, &events)?;
         graph.upload(&self.stream).map_err(failed(CALL))?;
         self.graphs.made.push(Some(graph));
         Ok(GraphId((self.graphs.made.len() - 1) as u32))
     }
 
-    fn record(&self, cmds: &[Cmd], placed: &[Placed], events: &[Option<CudaEvent>]) -> Result<Graph> {
+    fn record(&self, units: &[Unit<'_>], placed: &[Placed], events: &[Option<CudaEvent>]) -> Result<Graph> {
         const CALL: &str = "instantiate";
         let lanes = &self.graphs.lanes;
         let capture = Capture::begin(lanes, &self.graphs.events).map_err(failed(CALL))?;
@@ -104,7 +101,8 @@ impl CudaDevice {
                 stream.wait(event).map_err(driver("joining lanes")).map_err(failed(CALL))?;
             }
             let (table, plans, kernels) = (&self.table, &self.plans, &self.gpu.kernels);
-            Lane { table, kernels, plans, stream, scratch: &self.scratch[*lane] }.issue(&cmds[*index])?;
+            let Unit { cmd, piece, .. } = units[*index];
+            Lane { table, kernels, plans, stream, scratch: &self.scratch[*lane] }.issue(cmd, piece)?;
             if let Some(event) = &events[*index] {
                 event.record(stream).map_err(driver("joining lanes")).map_err(failed(CALL))?;
             }

@@ -4,8 +4,8 @@
 //! chain depends goes first among equals. The same list gives the same lanes. A wait that follows from earlier ones, of
 //! the same lane or of those it waited for, is left out.
 
+use super::unit::{Piece, Unit};
 use crate::cmd::Cmd;
-use crate::cmd::effects::Access;
 use crate::cmd::fused::Producer;
 use crate::device::{Buf, BufSpec, DeviceError};
 
@@ -97,19 +97,20 @@ pub(super) fn place(before: &[Vec<usize>], costs: &[f64], lanes: usize) -> Vec<P
 
 /// What a command takes on an H200 beside its traffic, in microseconds: launch, latency, chains inside of it. From the
 /// times of single kernels at 256 rows.
-fn latency(cmd: &Cmd) -> f64 {
-    match cmd {
+fn latency(unit: &Unit<'_>) -> f64 {
+    match unit.cmd {
+        _ if unit.piece == Piece::Vectors => 5.0,
         Cmd::Attention { .. } => 9.0,
         Cmd::AttentionGrad { .. } => 36.0,
         Cmd::LayerNorm { .. } | Cmd::RmsNorm { .. } => 5.0,
-        Cmd::LayerNormGrad { .. } | Cmd::RmsNormGrad { .. } => 9.0,
+        Cmd::LayerNormGrad { .. } | Cmd::RmsNormGrad { .. } => 4.0,
         Cmd::CrossEntropy { .. } => 9.0,
         Cmd::Gemm { .. } | Cmd::GroupGemm { .. } => 4.0,
         Cmd::Quantise { .. } => 3.5,
         Cmd::Fused(fused) => match fused.producer {
             Producer::Stored { .. } => 5.0,
             Producer::LayerNorm { .. } | Producer::RmsNorm { .. } => 8.0,
-            Producer::LayerNormGrad { .. } | Producer::RmsNormGrad { .. } => 10.0,
+            Producer::LayerNormGrad { .. } | Producer::RmsNormGrad { .. } => 7.0,
             Producer::Gelu { .. } | Producer::Silu { .. } | Producer::Swiglu { .. } => 7.0,
             Producer::GeluGrad { .. } | Producer::SiluGrad { .. } | Producer::SwigluGrad { .. } => 9.0,
             Producer::CrossEntropyGrad { .. } => 8.0,
@@ -121,16 +122,16 @@ fn latency(cmd: &Cmd) -> f64 {
 
 /// A rough time of a command in microseconds: a constant, and its traffic or its arithmetic.
 pub(super) fn cost<'a>(
-    cmd: &Cmd,
-    accesses: &[Access],
+    unit: &Unit<'_>,
     spec: impl Fn(Buf) -> Result<&'a BufSpec, DeviceError>,
 ) -> Result<f64, DeviceError> {
     const BYTES: f64 = 3.5e6; // per microsecond
     const FLOPS: f64 = 1.3e9;
+    let cmd = unit.cmd;
     let mut bytes = 0;
     // Of an embedding's tables only some rows are touched.
     let rows_of_tokens = matches!(cmd, Cmd::Embed { .. } | Cmd::EmbedGrad { accumulate: true, .. });
-    for access in accesses.iter().filter(|_| !rows_of_tokens) {
+    for access in unit.effects.iter().filter(|_| !rows_of_tokens) {
         let spec = spec(access.buf)?;
         bytes += access.count(spec.elements()) * spec.dtype.size();
     }
@@ -139,7 +140,7 @@ pub(super) fn cost<'a>(
         Cmd::GroupGemm { m, n, k, members, .. } => 2.0 * (m * n) as f64 * (k * members) as f64,
         _ => 0.0,
     };
-    Ok(latency(cmd) + (bytes as f64 / BYTES).max(flops / FLOPS))
+    Ok(latency(unit) + (bytes as f64 / BYTES).max(flops / FLOPS))
 }
 
 #[cfg(test)]

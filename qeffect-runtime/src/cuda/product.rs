@@ -38,11 +38,7 @@ impl Gemm {
     ) -> Result<Gemm, DeviceError> {
         let (left_type, left) = matrix(table, CMD, a.buf)?;
         let (right_type, right) = matrix(table, CMD, b.buf)?;
-        let (out_type, out) = match table.spec(out)?.dtype {
-            Dtype::Bf16 => (Output::Bf16, Matrix::Bf16(table.get(CMD, out)?)),
-            Dtype::F32 => (Output::F32, Matrix::F32(table.get(CMD, out)?)),
-            _ => return Err(table.not(CMD, out, "bf16 or f32")),
-        };
+        let (out_type, out) = output(table, CMD, out)?;
         let bias = bias.map(|bias| table.get::<bf16>(CMD, bias)).transpose()?;
         // As Transformer Engine has it: fast accumulation in F, whose operands are both E4M3, and exact sums in gradients.
         let fast = left_type == Type::E4M3 && right_type == Type::E4M3 && out_type == Output::Bf16;
@@ -121,21 +117,16 @@ impl Group {
             found => Err(refused(format!("{members} members in {left_type:?} × {right_type:?} have {found} factors"))),
         };
         let [left_factors, right_factors] = [factors(a)?, factors(b)?];
+        let (out_type, out) = output(table, name, *out)?;
         let product = Product {
             left_transposed: a.transposed,
             right_transposed: !b.transposed,
+            out: out_type,
             scaling: if fp8 { Scaling::Blocks { left: BLOCKS[0], right: BLOCKS[1] } } else { Scaling::Tensor },
             ..Product::weight_gradient(*m, *n, members.saturating_mul(*stride), left_type, right_type)
         };
-        let operands = Operands {
-            left,
-            right,
-            left_scale: None,
-            right_scale: None,
-            bias: None,
-            out: Matrix::F32(table.get(name, *out)?),
-            accumulate: *accumulate,
-        };
+        let operands =
+            Operands { left, right, left_scale: None, right_scale: None, bias: None, out, accumulate: *accumulate };
         let factors = fp8.then_some([left_factors, right_factors]);
         Ok(Some(Group { gemm: Gemm { product, operands }, factors, blocks: stride / BLOCK }))
     }
@@ -157,6 +148,14 @@ fn matrix(table: &Table, cmd: &'static str, buf: Buf) -> Result<(Type, Matrix), 
         Dtype::E4M3 => (Type::E4M3, Matrix::Codes(table.get(cmd, buf)?)),
         Dtype::E5M2 => (Type::E5M2, Matrix::Codes(table.get(cmd, buf)?)),
         _ => return Err(table.not(cmd, buf, "bf16 or FP8 codes")),
+    })
+}
+
+fn output(table: &Table, cmd: &'static str, buf: Buf) -> Result<(Output, Matrix), DeviceError> {
+    Ok(match table.spec(buf)?.dtype {
+        Dtype::Bf16 => (Output::Bf16, Matrix::Bf16(table.get(cmd, buf)?)),
+        Dtype::F32 => (Output::F32, Matrix::F32(table.get(cmd, buf)?)),
+        _ => return Err(table.not(cmd, buf, "bf16 or f32")),
     })
 }
 

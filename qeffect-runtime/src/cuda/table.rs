@@ -1,9 +1,11 @@
 //! Buffers of the cuda device: parts of large allocations that stay where they are as long as the device lives.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use half::bf16;
 use qeffect_core::dtype::Dtype;
+use qeffect_kernels::launch::optimizer::Rows;
 use qeffect_kernels::memory::{self, Element};
 use qeffect_kernels::{Buffer, CudaContext, CudaStream, Span};
 
@@ -45,13 +47,21 @@ pub(super) struct Table {
     entries: Vec<(BufSpec, Span<u8>)>,
     blocks: Vec<Buffer<u8>>,
     layout: Layout,
+    /// Of gradients of embeddings: a word per row, which is 0 only if the row is zero, and the elements per row.
+    sparse: HashMap<Buf, (Buffer<u32>, usize)>,
 }
 
 type Result<T, E = DeviceError> = std::result::Result<T, E>;
 
 impl Table {
     pub(super) fn new(context: &Arc<CudaContext>) -> Table {
-        Table { context: context.clone(), entries: Vec::new(), blocks: Vec::new(), layout: Layout::default() }
+        Table {
+            context: context.clone(),
+            entries: Vec::new(),
+            blocks: Vec::new(),
+            layout: Layout::default(),
+            sparse: HashMap::new(),
+        }
     }
 
     /// Makes a buffer; its content is left to [`Table::poison`].
@@ -99,6 +109,33 @@ impl Table {
         }
     }
 
+    /// From now on rows of a matrix that are zero are known. Never inside a capture.
+    pub(super) fn track_rows(
+        &mut self,
+        stream: &CudaStream,
+        cmd: &'static str,
+        buf: Buf,
+        columns: usize,
+    ) -> Result<()> {
+        if self.sparse.contains_key(&buf) {
+            return Ok(());
+        }
+        let rows = self.spec(buf)?.elements() / columns.max(1);
+        let touched = Buffer::poisoned(&self.context, rows).map_err(failed(cmd))?;
+        self.sparse.insert(buf, (touched, columns));
+        self.touch(stream, cmd, buf)
+    }
+
+    /// Which rows of a matrix may be other than zero, if that is known.
+    pub(super) fn rows(&self, buf: Buf) -> Option<Rows> {
+        self.sparse.get(&buf).map(|(touched, columns)| Rows { touched: touched.span(), columns: *columns })
+    }
+
+    /// A buffer was written by other means than those that keep account of its rows.
+    pub(super) fn touch(&self, stream: &CudaStream, cmd: &'static str, buf: Buf) -> Result<()> {
+        self.rows(buf).map_or(Ok(()), |rows| memory::fill(stream, rows.touched, 1).map_err(failed(cmd)))
+    }
+
     /// One element.
     pub(super) fn scalar<T: Stored>(&self, cmd: &'static str, scalar: Scalar) -> Result<Span<T>> {
         let span = self.get::<T>(cmd, scalar.buf)?;
@@ -137,6 +174,7 @@ impl Table {
     /// Floats become NaN, other types have all bits but the first set.
     pub(super) fn poison(&self, stream: &CudaStream, buf: Buf) -> Result<()> {
         const CMD: &str = "poison";
+        self.touch(stream, CMD, buf)?;
         match self.spec(buf)?.dtype {
             Dtype::U32 => memory::fill(stream, self.get::<u32>(CMD, buf)?, u32::MAX >> 1).map_err(failed(CMD)),
             Dtype::U64 => memory::fill(stream, self.get::<u64>(CMD, buf)?, u64::MAX >> 1).map_err(failed(CMD)),

@@ -6,6 +6,7 @@ use core::str::FromStr;
 use qeffect_core::bind::Gradients;
 
 use crate::capture::CaptureMode;
+use crate::gradients::GradDtype;
 use crate::optim::OptimConfig;
 
 /// What a session fixes beside schedule and model.
@@ -17,6 +18,8 @@ pub struct SessionConfig {
     pub tokens: usize,
     /// How weight gradients reach the optimizer.
     pub gradients: Gradients,
+    /// What they are stored in on that way.
+    pub grad_dtype: GradDtype,
     /// Names the first weights.
     pub seed: u64,
     /// Accept a schedule whose order of microbatches gives other numbers than the ascending one.
@@ -71,6 +74,7 @@ impl SessionConfig {
             optim,
             tokens,
             gradients: Gradients::Copied,
+            grad_dtype: GradDtype::Master,
             seed: 1,
             allow_order_dependent: false,
             capture: CaptureMode::Step,

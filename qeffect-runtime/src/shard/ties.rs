@@ -67,6 +67,12 @@ impl<S: Stage> Shard<S> {
             let ends = [0, 1].map(|end| self.find(&tie.ends[end]).ok().map(|found| (found.part, found.index)));
             let Some((part, index)) = ends[0].or(ends[1]) else { continue };
             let grad = self.parts[part].state.params[index].grad;
+            if grad.dtype != self.recipe.master() {
+                let path = &tie.ends[0];
+                return Err(Error::Config(format!(
+                    "`{path}` is tied: its gradient is stored as a master, not in bf16"
+                )));
+            }
             let mut buffer = |what: &str| {
                 let Act { dtype, rows, cols, .. } = grad;
                 self.device.alloc(BufSpec::new(format!("{} ({what})", tie.ends[0]), dtype, rows, cols))

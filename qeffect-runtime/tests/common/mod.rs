@@ -88,6 +88,7 @@ impl Solo {
         let shard_config = ShardConfig {
             microbatches,
             gradients,
+            grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
             coalesce,
             data_parallel: 1,
             tokens: config.tokens(),

@@ -6,11 +6,14 @@ use std::collections::BTreeMap;
 use crate::common::how::HOW;
 use crate::common::{Solo, batch, small};
 use qeffect_core::bind::Gradients;
+use qeffect_core::plan::Checked;
+use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::rng;
-use qeffect_runtime::session::SessionConfig;
-use qeffect_schedules::zb_h1;
+use qeffect_runtime::session::{GradDtype, Session, SessionConfig};
+use qeffect_runtime::stage::{ParamKind, Stage};
+use qeffect_schedules::{zb_h1, zb_v};
 
 /// Every parameter reaches the loss through different ops, so its gradient checks their backward: norms, attention, GELU,
 /// residual sums, embeddings, cross-entropy, and every linear layer.
@@ -142,4 +145,69 @@ fn gradients_of_a_step_are_sums_over_its_microbatches_by_name() {
             }
         }
     }
+}
+
+/// Gradients stored in bf16: the same bits in every mode, for every number of ranks and for every schedule with equal groups;
+/// near those that are not rounded.
+#[test]
+fn gradients_in_bf16_are_rounded_once() {
+    let config = small("fp8-delayed:history=4");
+    let (gradients, steps) = (Gradients::Coalesced, 6);
+    let optim = OptimConfig { steps, warmup: 2, peak: 3e-3, floor: 3e-4, ..OptimConfig::default() };
+    let run = |checked: Checked, capture, grad_dtype| {
+        let stages = config.stages(&config.split(checked.schedule.stages as usize).unwrap()).unwrap();
+        let told = SessionConfig { gradients, grad_dtype, capture, ..SessionConfig::new(optim, config.tokens()) };
+        let mut session = Session::new(checked.coalesced(2).unwrap(), stages, told).unwrap();
+        let reports: Vec<_> = (0..steps).map(|step| session.step(batch(&config, step, 4)).unwrap()).collect();
+        let losses: Vec<f64> = reports.iter().flat_map(|report| report.losses.clone()).collect();
+        let bytes: usize = reports[0].arena_bytes.iter().sum();
+        (losses, session.snapshot().unwrap().values, session.gradient("blocks.0.fc1.weight").unwrap(), bytes)
+    };
+    let (exact, _, of_exact, bytes_of_exact) = run(zb_h1::<2, 4>().clone(), CaptureMode::Step, GradDtype::Master);
+    let first = run(zb_h1::<2, 4>().clone(), CaptureMode::Eager, GradDtype::Bf16);
+    for (checked, capture) in [
+        (zb_h1::<2, 4>().clone(), CaptureMode::Action),
+        (zb_h1::<2, 4>().clone(), CaptureMode::Step),
+        (zb_v::<2, 4>().clone(), CaptureMode::Step),
+        (zb_h1::build(1, 4).unwrap(), CaptureMode::Step),
+    ] {
+        let name = checked.schedule.name.clone();
+        assert!(run(checked, capture, GradDtype::Bf16) == first, "{name}, {capture}");
+    }
+    let matrices: usize = config
+        .stages(&[config.layers])
+        .unwrap()
+        .iter()
+        .flat_map(|stage| stage.spec().params.iter())
+        .filter(|param| param.kind == ParamKind::Matrix)
+        .map(|param| param.rows * param.cols)
+        .sum();
+    assert_eq!(first.3 + 2 * matrices, bytes_of_exact);
+    for (a, b) in first.0.iter().zip(&exact) {
+        assert!((a - b).abs() < 2e-2 * b.abs(), "{a} and {b}");
+    }
+    let (norm, error) = first
+        .2
+        .iter()
+        .zip(&of_exact)
+        .fold((0.0, 0.0), |(norm, error), (a, b)| (norm + b * b, error + (a - b) * (a - b)));
+    assert!(error < 0.15 * norm && error > 0.0, "{error} of {norm}");
+}
+
+#[test]
+fn gradients_in_bf16_are_refused_where_they_are_not_rounded_once() {
+    let refused = |recipe, gradients| {
+        let config = small(recipe);
+        let stages = config.stages(&config.split(2).unwrap()).unwrap();
+        let told = SessionConfig {
+            gradients,
+            grad_dtype: GradDtype::Bf16,
+            ..SessionConfig::new(OptimConfig::default(), config.tokens())
+        };
+        Session::new(zb_h1::<2, 4>().clone().coalesced(2).unwrap(), stages, told).err().unwrap().to_string()
+    };
+    let found = refused("fp8-delayed", Gradients::Direct);
+    assert!(found.contains("they must be coalesced"), "{found}");
+    let found = refused("f64", Gradients::Coalesced);
+    assert!(found.contains("need masters in f32, recipe `f64` has others"), "{found}");
 }

@@ -35,6 +35,7 @@ fn run(config: &GptConfig, caps: Caps, recompute: bool) -> (Vec<u64>, BTreeMap<S
         optim: OptimConfig { steps: 6, warmup: 2, peak: 3e-3, floor: 3e-4, ..OptimConfig::default() },
         norm: config.norm_plan().unwrap(),
         gradients: Gradients::Copied,
+        grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
         coalesce: 1,
     };
     let mut shard = Shard::new(Box::new(CpuDevice::with_caps(caps)), stages, shard_config).unwrap();

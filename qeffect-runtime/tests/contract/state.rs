@@ -107,6 +107,7 @@ impl Bench {
         let config = ShardConfig {
             microbatches,
             gradients: Gradients::Copied,
+            grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
             coalesce: 1,
             data_parallel: 1,
             tokens: TOKENS,

@@ -235,6 +235,76 @@ fn embeddings_give_the_same_bits() {
     }
 }
 
+/// Rows that are zero are known on the GPU, and neither read nor cleared again; whatever is written in between, they are
+/// what they are on cpu.
+#[test]
+fn rows_of_embeddings_that_are_zero_stay_known() {
+    let Some(mut pair) = Pair::new() else { return };
+    let (vocabulary, seq, cols) = (48, 16, 256);
+    let config = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.0 };
+    let [param, moment1] = ["param", "first"].map(|name| pair.master(name, vocabulary, cols));
+    let second: Vec<f32> = pair.normal(vocabulary * cols).iter().map(|x| x * x).collect();
+    let moment2 = pair.f32("second", cols, &second);
+    let (table, clip) = (pair.f32("rates", 3, &[1e-3, 1.2e-3, 0.31]), pair.f32("clip", 1, &[0.7]));
+    let counter = pair.bytes("counter", Dtype::U64, 1, 1, &0u64.to_le_bytes());
+    let unless = pair.u32("flag", &[0]);
+    let (grad, other) = (pair.empty("gradient", Dtype::F32, vocabulary, cols), pair.master("other", vocabulary, cols));
+    let positions_grad = Some(pair.empty("positions", Dtype::F32, seq, cols));
+    let partials = pair.empty("partials", Dtype::F32, 1, vocabulary * cols / 4096);
+    for round in 0..6u32 {
+        let ids: Vec<u32> = (0..seq as u32).map(|i| (i * i + 7 * round) % (5 + 8 * round)).collect();
+        let mut order: Vec<u32> = (0..ids.len() as u32).collect();
+        order.sort_by_key(|row| (ids[*row as usize], *row));
+        let (tokens, order) = (pair.u32("tokens", &ids), pair.u32("order", &order));
+        for accumulate in [false, true] {
+            let dy = pair.activation("dy", ids.len(), cols);
+            let table_grad = grad;
+            pair.issue(Cmd::EmbedGrad { tokens, order, dy, table_grad, positions_grad, seq, cols, accumulate });
+        }
+        match round {
+            2 => pair.issue(Cmd::Copy { src: other, dst: grad }),
+            3 => pair.issue(Cmd::Fill { dst: grad, value: 0.5 }),
+            4 => {
+                let bytes = pair.read(other)[0].clone();
+                pair.cpu.write(grad, &bytes).unwrap();
+                pair.gpu.write(grad, &bytes).unwrap();
+            }
+            _ => {}
+        }
+        pair.same("gradient", grad);
+        pair.issue(Cmd::SumSquares { src: grad, factor: 0.3, partials, first: 0 });
+        pair.near("sums of squares", partials, SUMS);
+        let factor = 0.125;
+        pair.issue(Cmd::AdamW { param, grad, factor, moment1, moment2, clip, table, counter, config, unless });
+        for buf in [param, moment1, moment2] {
+            pair.same("adamw", buf);
+        }
+    }
+}
+
+/// Gradients in bf16: what is read of them is their values.
+#[test]
+fn gradients_in_bf16_are_read_as_their_values() {
+    let Some(mut pair) = Pair::new() else { return };
+    let config = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
+    let (rows, cols) = (130, 72);
+    let [param, moment1] = ["param", "first"].map(|name| pair.master(name, rows, cols));
+    let second: Vec<f32> = pair.normal(rows * cols).iter().map(|x| x * x).collect();
+    let moment2 = pair.f32("second", cols, &second);
+    let grad = pair.activation("gradient", rows, cols);
+    let (table, clip) = (pair.f32("rates", 3, &[1e-3, 1.2e-3, 0.31]), pair.f32("clip", 1, &[0.7]));
+    let counter = pair.bytes("counter", Dtype::U64, 1, 1, &0u64.to_le_bytes());
+    let unless = pair.u32("flag", &[0]);
+    let factor = 0.125;
+    pair.issue(Cmd::AdamW { param, grad, factor, moment1, moment2, clip, table, counter, config, unless });
+    for buf in [param, moment1, moment2] {
+        pair.same("adamw", buf);
+    }
+    let partials = pair.empty("partials", Dtype::F32, 1, 3);
+    pair.issue(Cmd::SumSquares { src: grad, factor: 0.3, partials, first: 0 });
+    pair.near("sums of squares", partials, SUMS);
+}
+
 #[test]
 fn the_commit_gives_the_same_bits_and_changes_nothing_after_a_bad_step() {
     let Some(mut pair) = Pair::new() else { return };

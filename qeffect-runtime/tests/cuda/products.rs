@@ -213,6 +213,25 @@ fn products_of_groups_are_those_of_the_cpu() {
     }
 }
 
+/// A sum that is exact is rounded to the same bf16.
+#[test]
+fn products_of_groups_into_bf16_are_rounded_once() {
+    let Some(mut pair) = Pair::new() else { return };
+    let (m, n, tokens, members) = (272, 144, 128, 3);
+    let shape = |cols| [tokens, cols, tokens, members];
+    let a = group_side(&mut pair, Format::E5M2, shape(m), (1, 2.0, true));
+    let b = group_side(&mut pair, Format::E4M3, shape(n), (501, 0.5, true));
+    let out = pair.empty("out", Dtype::Bf16, m, n);
+    for accumulate in [false, true] {
+        let (a, b) = (a.clone(), b.clone());
+        pair.issue(Cmd::GroupGemm { m, n, k: tokens, stride: tokens, members, a, b, out, accumulate });
+        match accumulate {
+            false => pair.same("a sum", out),
+            true => pair.near("twice the sum", out, 1e-2),
+        }
+    }
+}
+
 #[test]
 fn products_of_groups_in_bf16_are_those_of_the_cpu() {
     let Some(mut pair) = Pair::new() else { return };

@@ -15,7 +15,7 @@ use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
 use qeffect_runtime::error::Error;
 use qeffect_runtime::gpt::{GptConfig, GptStage};
 use qeffect_runtime::optim::OptimConfig;
-use qeffect_runtime::session::{Evaluation, OnNonFinite, Session, SessionConfig};
+use qeffect_runtime::session::{Evaluation, GradDtype, OnNonFinite, Session, SessionConfig};
 use qeffect_schedules::{eval_loop, eval_v, further, library, zb_h1, zb_v};
 
 use crate::common::{Solo, batch};
@@ -191,6 +191,32 @@ fn a_wide_model_gives_the_same_bits_in_every_mode_and_placement() {
             let mut session = session(&config, checked, (gradients, capture), device).unwrap();
             follows(&config, &mut session, &wanted, &format!("hidden 512, {gradients:?}, {capture}"));
         }
+    }
+}
+
+/// Gradients in bf16, in every mode and on one rank or two.
+#[test]
+fn gradients_in_bf16_give_the_same_bits_in_every_mode() {
+    if !there_is_a_gpu() {
+        return;
+    }
+    let recipe = RECIPES[0].parse().unwrap();
+    let config = GptConfig { vocab: 256, hidden: 512, heads: 8, ffn: 512, layers: 2, seq: 64, sequences: 2, recipe };
+    let mut first: Option<(Vec<Vec<f64>>, Values)> = None;
+    for (ranks, capture) in [1, 2].into_iter().flat_map(|ranks| CaptureMode::ALL.map(|capture| (ranks, capture))) {
+        let checked = in_groups(zb_h1::build(ranks, i64::from(MICROBATCHES)).unwrap(), Gradients::Coalesced);
+        let stages = config.stages(&blocks(&config, checked.schedule.stages)).unwrap();
+        let (gradients, grad_dtype) = (Gradients::Coalesced, GradDtype::Bf16);
+        let session_config =
+            SessionConfig { gradients, grad_dtype, capture, ..SessionConfig::new(OPTIM, config.tokens()) };
+        let device = Box::new(CudaDevice::new(0).unwrap());
+        let mut session = Session::on_one_device(checked, stages, session_config, device).unwrap();
+        let step = |step| session.step(batch(&config, step, MICROBATCHES)).unwrap().losses;
+        let losses: Vec<Vec<f64>> = (0..STEPS).map(step).collect();
+        let values = session.snapshot().unwrap().values;
+        let (losses_of_first, values_of_first) = first.get_or_insert_with(|| (losses.clone(), values.clone()));
+        assert_eq!(*losses_of_first, losses, "{ranks} ranks, {capture}");
+        same(values_of_first, &values, &format!("{ranks} ranks, {capture}"));
     }
 }
 
@@ -444,7 +470,7 @@ fn thousands_of_replays_take_no_memory() {
     if !there_is_a_gpu() {
         return;
     }
-    const REPLAYS: u64 = 2000;
+    const REPLAYS: u64 = 10_000;
     let config = model(RECIPES[0]);
     let (device, sites) = plain();
     let stages = config.stages(&blocks(&config, 2)).unwrap();

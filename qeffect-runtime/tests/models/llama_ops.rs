@@ -167,6 +167,7 @@ impl Rig {
         let config = ShardConfig {
             microbatches: MICROBATCHES,
             gradients: qeffect_core::bind::Gradients::Copied,
+            grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
             coalesce: 1,
             data_parallel: 1,
             tokens: SEQ * SEQUENCES,

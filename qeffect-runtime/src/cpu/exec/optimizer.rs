@@ -1,19 +1,24 @@
 //! The norm of gradients, and AdamW.
 
 use super::{Master, Result, Run, first, kernel};
+use crate::cpu::table::{Data, Table};
+use crate::device::Buf;
 use crate::kernels::optimizer::{self, norm_pieces};
 
 impl Run<'_> {
     pub(super) fn sum_squares<A: Master>(&mut self) -> Result {
         fields!(self, SumSquares { src, factor, partials, first });
         let name = self.name;
-        self.table.write(name, [*partials], |table, [sums]| {
-            let src = table.get::<A>(name, *src)?;
+        let mut widened = std::mem::take(A::rows(self.workspace));
+        let result = self.table.write(name, [*partials], |table, [sums]| {
+            let src = gradient::<A>(table, name, *src, &mut widened)?;
             let end = first + norm_pieces(src.len());
             let sums = table.out::<A>(name, *partials, sums)?;
             let Some(sums) = sums.get_mut(*first..end) else { return Err(table.short(name, *partials, end)) };
             optimizer::sums_of_squares(src, A::from_f32(*factor), sums).map_err(kernel(name))
-        })
+        });
+        *A::rows(self.workspace) = widened;
+        result
     }
 
     pub(super) fn settle<A: Master>(&mut self) -> Result {
@@ -54,10 +59,22 @@ impl Run<'_> {
             factor: A::from_f32(*factor),
             clip: self.table.scalar::<A>(name, first(*clip))?,
         };
-        self.table.write(name, [*param, *moment1, *moment2], |table, [weight, m, v]| {
+        let mut widened = std::mem::take(A::rows(self.workspace));
+        let result = self.table.write(name, [*param, *moment1, *moment2], |table, [weight, m, v]| {
             let weight = table.out::<A>(name, *param, weight)?;
             let (m, v) = (table.out::<A>(name, *moment1, m)?, table.out::<A>(name, *moment2, v)?);
-            optimizer::adamw(&step, table.get::<A>(name, *grad)?, weight, m, v).map_err(kernel(name))
-        })
+            let gradient = gradient::<A>(table, name, *grad, &mut widened)?;
+            optimizer::adamw(&step, gradient, weight, m, v).map_err(kernel(name))
+        });
+        *A::rows(self.workspace) = widened;
+        result
     }
+}
+
+/// A gradient in the type of masters; one in bf16 is widened.
+fn gradient<'a, A: Master>(table: &'a Table, name: &'static str, buf: Buf, widened: &'a mut Vec<A>) -> Result<&'a [A]> {
+    let Data::Bf16(values) = table.data(buf)? else { return table.get::<A>(name, buf) };
+    widened.clear();
+    widened.extend(values.iter().map(|x| A::from_f32(x.to_f32())));
+    Ok(widened)
 }
