@@ -2,10 +2,15 @@
 
 mod common;
 
+use std::fs;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
 use common::{LOOPED, OVERLAPPED, ZB_H1, checked};
 use proptest::prelude::*;
 use qeffect_core::check::{Options, check, messages};
 use qeffect_core::diag::Report;
+use qeffect_core::lang;
 use qeffect_core::plan::Checked;
 use qeffect_core::sim::CostModel;
 use qeffect_core::source::SourceMap;
@@ -115,6 +120,48 @@ fn judge_json(text: &str) {
     digest(schedule.and_then(|schedule| check(schedule, &Options::AT_START)), &map);
 }
 
+/// As the fuzz target `program` does it: few rounds only, the interpreter's own limits are tested elsewhere.
+fn judge_program(text: &str) {
+    if text.len() > 4096 || text.split(|c: char| !c.is_ascii_digit()).any(|number| number.len() > 2) {
+        return;
+    }
+    let (program, map) = lang::read("t.sched", text);
+    let judged = program.and_then(|program| {
+        let printed = lang::print(&program);
+        assert_eq!(lang::print(&lang::read("t", &printed).0.expect("what is printed reads")), printed);
+        let values: Vec<i64> = (2..).take(program.params.len()).collect();
+        let judged = lang::interpret(&program, &values).and_then(|schedule| check(schedule, &Options::AT_START));
+        judged.map_err(|mut report| {
+            lang::annotate(&mut report, &program, &values);
+            report
+        })
+    });
+    digest(judged, &map);
+}
+
+/// Folder of the fuzz corpus, and what its target does.
+const TARGETS: &[(&str, fn(&str))] =
+    &[("csv", judge_csv), ("lowered", judge_plan), ("json", judge_json), ("program", judge_program)];
+
+/// The seeds that fuzzers start from, in the order of their names.
+fn seeds(target: &str) -> Vec<String> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(folder).expect("a folder per target").map(|entry| entry.expect("readable").path()).collect();
+    paths.sort();
+    paths.iter().map(|path| fs::read_to_string(path).expect("text")).collect()
+}
+
+static SEEDS: LazyLock<Vec<Vec<String>>> = LazyLock::new(|| TARGETS.iter().map(|(target, _)| seeds(target)).collect());
+
+#[test]
+fn every_seed_of_the_fuzzers_is_judged() {
+    for ((target, judge), seeds) in TARGETS.iter().zip(SEEDS.iter()) {
+        assert!(seeds.len() >= 3, "{target}");
+        seeds.iter().for_each(|seed| judge(seed));
+    }
+}
+
 fn sample(n: usize) -> Checked {
     checked([ZB_H1, LOOPED, OVERLAPPED][n % 3], &[1 + (n as i64 / 3) % 3, 1 + (n as i64 / 9) % 4])
 }
@@ -141,6 +188,11 @@ proptest! {
     #[test]
     fn spoilt_json(n in 0usize..36, edits in edits()) {
         judge_json(&edited(&write_schedule(&sample(n).schedule), &edits));
+    }
+
+    #[test]
+    fn spoilt_seeds(target in 0..TARGETS.len(), n: prop::sample::Index, edits in edits()) {
+        TARGETS[target].1(&edited(n.get::<String>(&SEEDS[target]), &edits));
     }
 
     #[test]
