@@ -139,8 +139,11 @@ fn judge_program(text: &str) {
     digest(judged, &map);
 }
 
+/// What a fuzz target does with a text: it must not panic.
+type Judge = fn(&str);
+
 /// Folder of the fuzz corpus, and what its target does.
-const TARGETS: &[(&str, fn(&str))] =
+const TARGETS: &[(&str, Judge)] =
     &[("csv", judge_csv), ("lowered", judge_plan), ("json", judge_json), ("program", judge_program)];
 
 /// The seeds that fuzzers start from, in the order of their names.
