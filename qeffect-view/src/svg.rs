@@ -271,14 +271,19 @@ impl<'a> Plot<'a> {
         out.push('\n');
     }
 
-    /// The longest label that fits, `2F7`, `F7` or `7`, and the largest size at which it does.
+    /// The longest label that fits, `2F7`, `F7` or `7`, and the largest size at which it does. Boxes of one width and
+    /// kind have labels of one form and size: that of the longest number.
     fn label(&self, bar: &Bar, width: f64, height: f64) -> Option<(String, f64)> {
-        let microbatch = bar.item.microbatch.to_string();
-        let labels = [self.scene.label(bar), format!("{}{microbatch}", bar.letter()), microbatch];
+        let letter = bar.letter();
+        let forms = |stage: u32, microbatch: u32| {
+            let short = format!("{letter}{microbatch}");
+            let full = if self.scene.virtual_stages > 1 { format!("{stage}{short}") } else { short.clone() };
+            [full, short, microbatch.to_string()]
+        };
+        let longest = forms(self.scene.stages.saturating_sub(1), self.scene.microbatches.saturating_sub(1));
         let sizes = SIZES.into_iter().filter(|size| size + 3.0 <= height);
-        let fits = |label: &String, size: f64| ems(label) * size + 2.0 <= width;
-        labels.into_iter().find_map(|label| {
-            let size = sizes.clone().find(|size| fits(&label, *size))?;
+        forms(bar.item.stage.0, bar.item.microbatch.0).into_iter().zip(longest).find_map(|(label, longest)| {
+            let size = sizes.clone().find(|size| ems(&longest) * size + 2.0 <= width)?;
             Some((label, size))
         })
     }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use common::{LOOPED, OVERLAPPED, ZB_H1, checked};
@@ -99,6 +100,26 @@ fn svg_has_one_box_per_action_and_balanced_tags() {
             assert!(svg.contains("@media (prefers-color-scheme:dark)"));
         }
     }
+}
+
+/// Numbers of two digits are not left out where those of one digit stand.
+#[test]
+fn boxes_of_one_kind_and_width_have_labels_of_one_form() {
+    let mut seen = BTreeSet::new();
+    for width in (240..2000).step_by(40) {
+        let scene = scene(LOOPED, &[4, 12]);
+        let svg = svg::render(&scene, &svg::Options { width, ..Default::default() });
+        for kind in ["F", "B"] {
+            let texts: Vec<&str> = (svg.split(&format!("<text class=\"m {kind}")).skip(1))
+                .map(|text| text.split_once('>').unwrap().1.split_once('<').unwrap().0)
+                .collect();
+            let form = |text: &&str| text.contains(kind);
+            assert!(texts.is_empty() || texts.len() == 4 * 2 * 12, "{width}: {}", texts.len());
+            assert!(texts.iter().all(form) || !texts.iter().any(form), "{width}: {texts:?}");
+            seen.insert((!texts.is_empty(), texts.iter().any(form)));
+        }
+    }
+    assert_eq!(seen.len(), 3, "no label, numbers, letters: {seen:?}");
 }
 
 #[test]
