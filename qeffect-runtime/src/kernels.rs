@@ -83,17 +83,19 @@ pub struct Scratch<A> {
     b: Vec<A>,
     c: Vec<A>,
     d: Vec<A>,
+    e: Vec<A>,
 }
 
 impl<A: Real> Scratch<A> {
     /// Without memory; it grows to what the largest call needs.
     pub const fn new() -> Self {
-        Scratch { a: Vec::new(), b: Vec::new(), c: Vec::new(), d: Vec::new() }
+        Scratch { a: Vec::new(), b: Vec::new(), c: Vec::new(), d: Vec::new(), e: Vec::new() }
     }
 
     /// The bytes it holds.
     pub fn bytes(&self) -> usize {
-        (self.a.capacity() + self.b.capacity() + self.c.capacity() + self.d.capacity()) * size_of::<A>()
+        [&self.a, &self.b, &self.c, &self.d, &self.e].iter().map(|buffer| buffer.capacity()).sum::<usize>()
+            * size_of::<A>()
     }
 }
 

@@ -5,7 +5,7 @@
 //! free one is taken follows from their numbers and order alone, so the same order of actions always gets the same buffers.
 //!
 //! Tapes and works are counted apart and share the free buffers: two pools would need the sum of their peaks, one needs
-//! the peak of their sum.
+//! the peak of their sum; and what W reads of a tape stays where F has left it.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -7,22 +7,21 @@
 
 mod config;
 mod footprint;
+mod ranks;
 mod report;
+mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use qeffect_core::bind::{Bound, RunFacts, bind};
 use qeffect_core::code::Code;
-use qeffect_core::effects::{CellEffect, StageEffects};
 use qeffect_core::execute::Mode;
 use qeffect_core::ids::{Rank, Stage as StageId};
 use qeffect_core::ledger::Verdict;
 use qeffect_core::measured::Span;
-use qeffect_core::plan::{Checked, Direction, Edge};
+use qeffect_core::plan::Checked;
 use qeffect_core::recipe::Recipe;
-use qeffect_core::version::WeightVersion;
 
 use crate::capture::record::Trace;
 use crate::capture::split::split_rolls;
@@ -33,19 +32,19 @@ use crate::data::Windows;
 use crate::device::{Buf, Device, GraphId, SharedDevice};
 use crate::error::{Error, Result};
 use crate::fuse::fuse;
-use crate::optim::NormPlan;
 use crate::rank::{Pass, RankReport, RankState, Route};
-use crate::shard::{Mismatch, Named, Shard, ShardConfig, Tie};
-use crate::stage::{Role, Stage};
-use crate::transport::local::{EdgeSpec, Fabric};
-use crate::wire::MessageShape;
+use crate::shard::{Mismatch, Tie};
+use crate::stage::Stage;
+use crate::transport::local::Fabric;
 use crate::worker::Worker;
 
 pub use crate::gradients::GradDtype;
 pub use config::{OnNonFinite, SessionConfig};
 pub use footprint::Footprint;
+use ranks::{crosses, edge_spec};
 pub use report::StepReport;
 use report::{mean, not_finite};
+pub use values::Snapshot;
 
 /// A running pipeline.
 pub struct Session<S: Stage> {
@@ -69,15 +68,6 @@ struct Joint {
 #[derive(Clone)]
 pub struct Evaluation {
     route: Arc<Route>,
-}
-
-/// Everything of a session that outlives a step.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Snapshot {
-    /// Masters, gradients, moments, caches, scales and histories, by the names of their layers.
-    pub values: BTreeMap<String, Named>,
-    /// Epochs of weights and caches, by stage.
-    pub versions: Vec<WeightVersion>,
 }
 
 impl<S> Session<S>
@@ -174,60 +164,6 @@ where
             state.shard.prologue()
         })?;
         Ok(session)
-    }
-
-    /// Ranks whose parameters have no values yet.
-    fn ranks(
-        checked: Checked,
-        stages: Vec<S>,
-        config: SessionConfig,
-        mut device: impl FnMut(Rank) -> Result<Box<dyn Device>>,
-    ) -> Result<Session<S>> {
-        let recipe = common_recipe(&stages)?;
-        let facts = RunFacts {
-            update: recipe.update(),
-            microbatches: checked.schedule.microbatches,
-            gradients: config.gradients,
-            allow_order_dependent: config.allow_order_dependent,
-        };
-        config.grad_dtype.fits(config.gradients, &recipe)?;
-        let bound = bind(checked, facts, stages.iter().map(declared).collect())?;
-        let schedule = &bound.checked().schedule;
-        let fabric = fabric(&bound, &stages)?;
-        let params = stages.iter().flat_map(|stage| stage.spec().params.iter());
-        let shard_config = ShardConfig {
-            rank: 0,
-            microbatches: schedule.microbatches,
-            gradients: config.gradients,
-            grad_dtype: config.grad_dtype,
-            coalesce: schedule.coalesce,
-            data_parallel: 1,
-            tokens: config.tokens,
-            ranks: schedule.ranks,
-            optim: config.optim,
-            norm: NormPlan::new(params.map(|param| (param.path.as_str(), param.elements())))?,
-        };
-        let ties = Tie::of(stages.iter().map(Stage::spec))?;
-        let rank_of = |stage: usize| schedule.placement[stage];
-        let across = ties.iter().any(|tie| rank_of(tie.stages[0]) != rank_of(tie.stages[1]));
-        let mut parts: Vec<Vec<(StageId, S)>> = (0..schedule.ranks).map(|_| Vec::new()).collect();
-        for (id, stage) in stages.into_iter().enumerate() {
-            parts[schedule.placement[id].index()].push((StageId(id as u32), stage));
-        }
-        let route = Arc::new(Route::new(bound, fabric));
-        let mut workers = Vec::with_capacity(parts.len());
-        for (rank, stages) in parts.into_iter().enumerate() {
-            let rank = Rank(rank as u32);
-            let shard_config = ShardConfig { rank: rank.0, ..shard_config.clone() };
-            let mut shard = Shard::new(device(rank)?, stages, shard_config)?;
-            shard.tie(&ties, across)?;
-            let mut state = RankState::new(rank, shard, &route.bound)?;
-            if config.verify {
-                state.verify()?;
-            }
-            workers.push(Worker::new(format!("rank {rank}"), state)?);
-        }
-        Ok(Session { workers, route, recipe, config, ties, commits: 0, joint: None, broken: None })
     }
 
     /// The schedule.
@@ -366,104 +302,6 @@ where
         Ok(reports)
     }
 
-    /// Everything that outlives a step.
-    ///
-    /// # Errors
-    ///
-    /// QE0306 if a rank is at work; a device that fails; ranks that disagree about what they share.
-    pub fn snapshot(&self) -> Result<Snapshot> {
-        let parts = self.on_all(|state| {
-            state.quiescent()?;
-            Ok((state.shard.export()?, state.versions()?))
-        })?;
-        let mut values = BTreeMap::new();
-        let mut versions = BTreeMap::new();
-        for (named, stages) in parts {
-            for (name, value) in named {
-                if values.get(&name).is_some_and(|other| *other != value) {
-                    return Err(Error::Broken(format!("ranks disagree about `{name}`")));
-                }
-                values.insert(name, value);
-            }
-            versions.extend(stages);
-        }
-        Ok(Snapshot { values, versions: versions.into_values().collect() })
-    }
-
-    /// Gives parameters, or named views of packed ones, their values, by path.
-    ///
-    /// # Errors
-    ///
-    /// A path that no rank has, a wrong number of values, or different values for two parameters that are tied. Of two that
-    /// are tied one is enough.
-    pub fn set_params(&mut self, mut params: BTreeMap<String, Vec<f64>>) -> Result<()> {
-        for [path, echo] in self.ties.iter().map(|tie| &tie.ends) {
-            match (params.get(path), params.get(echo)) {
-                (Some(one), Some(other)) if one != other => {
-                    return Err(Error::Config(format!(
-                        "`{path}` and `{echo}` are tied, and are given different values"
-                    )));
-                }
-                (Some(values), None) => drop(params.insert(echo.clone(), values.clone())),
-                (None, Some(values)) => drop(params.insert(path.clone(), values.clone())),
-                _ => {}
-            }
-        }
-        let wanted = Arc::new(params);
-        let given = {
-            let wanted = wanted.clone();
-            self.on_all(move |state| {
-                state.quiescent()?;
-                let mut given = Vec::new();
-                for (path, values) in wanted.iter() {
-                    let held = state.shard.stages().find_map(|(_, stage)| stage.spec().find(path));
-                    let Some((_, elements)) = held else { continue };
-                    if values.len() != elements.len() {
-                        let (expected, found) = (elements.len(), values.len());
-                        return Err(Error::Config(format!("`{path}` has {expected} values, {found} were given")));
-                    }
-                    state.shard.set_param(path, values)?;
-                    given.push(path.clone());
-                }
-                state.refill()?;
-                Ok(given)
-            })?
-        };
-        let given: std::collections::BTreeSet<String> = given.into_iter().flatten().collect();
-        match wanted.keys().find(|path| !given.contains(*path)) {
-            Some(path) => Err(Error::Config(format!("the model has no parameter `{path}`"))),
-            None => Ok(()),
-        }
-    }
-
-    /// The values of a parameter, or of a named view of one.
-    ///
-    /// # Errors
-    ///
-    /// A path that no rank has.
-    pub fn param(&self, path: &str) -> Result<Vec<f64>> {
-        self.find(path, |shard, path| shard.param(path))
-    }
-
-    /// The gradient of a parameter, or of a named view of one, in the last step: the mean over the step, not clipped.
-    ///
-    /// # Errors
-    ///
-    /// A path that no rank has.
-    pub fn gradient(&self, path: &str) -> Result<Vec<f64>> {
-        self.find(path, |shard, path| shard.gradient(path))
-    }
-
-    fn find(&self, path: &str, read: fn(&mut Shard<S>, &str) -> Result<Vec<f64>>) -> Result<Vec<f64>> {
-        let wanted = path.to_owned();
-        let found = self.on_all(move |state| {
-            let held = state.shard.stages().any(|(_, stage)| stage.spec().find(&wanted).is_some());
-            if held { read(&mut state.shard, &wanted).map(Some) } else { Ok(None) }
-        })?;
-        let unknown = || Error::Config(format!("the model has no parameter `{path}`"));
-        found.into_iter().flatten().next().ok_or_else(unknown)
-    }
-
     fn check_batch(&self, batch: &[Windows], microbatches: u32) -> Result<()> {
         let mismatch = |message| Err(Error::Contract { code: Code::BatchMismatch, message });
         if batch.len() != microbatches as usize {
@@ -583,53 +421,4 @@ fn settle<R>(results: Vec<Result<R>>) -> Result<Vec<R>> {
 
 fn by_stage<T>(values: impl Iterator<Item = (StageId, T)>) -> Vec<T> {
     values.collect::<BTreeMap<_, _>>().into_values().collect()
-}
-
-fn common_recipe<S: Stage>(stages: &[S]) -> Result<Recipe> {
-    let recipe = stages.first().map(|stage| stage.spec().recipe);
-    let recipe = recipe.ok_or_else(|| Error::Config("the model has no stage".into()))?;
-    match stages.iter().position(|stage| stage.spec().recipe != recipe) {
-        None => Ok(recipe),
-        Some(stage) => Err(Error::Config(format!("stage {stage} has another recipe than stage 0"))),
-    }
-}
-
-/// What a stage declares to do to its state, cell by cell.
-fn declared(stage: &impl Stage) -> StageEffects {
-    let (spec, effects) = (stage.spec(), stage.effects());
-    let of = |role| CellEffect { owned: !spec.cells(role).is_empty(), access: effects.access(role) };
-    StageEffects { forward: of(Role::Input), backward: of(Role::GradOutput), cache: of(Role::Weight) }
-}
-
-fn crosses(edge: &Edge) -> bool {
-    edge.from_rank != edge.to_rank
-}
-
-const fn edge_spec(edge: &Edge, bytes: usize) -> EdgeSpec {
-    EdgeSpec { from: edge.from_rank, to: edge.to_rank, buffers: edge.buffers, bytes }
-}
-
-/// What connects the ranks: both ends of every edge must mean the same tensors.
-fn fabric<S: Stage, T>(bound: &Bound, stages: &[S]) -> Result<Fabric<T>> {
-    let plan = &bound.checked().plan;
-    let mut edges = Vec::with_capacity(plan.edges.len());
-    for edge in plan.edges.iter() {
-        let other = match edge.direction {
-            Direction::Forward => Direction::Backward,
-            Direction::Backward => Direction::Forward,
-        };
-        // What comes in at one end goes out at the other: Y is what dY has the shape of.
-        let taken = MessageShape::of(&stages[edge.to.index()], edge.direction);
-        let made = MessageShape::of(&stages[edge.from.index()], other);
-        match (taken, made) {
-            (Some(taken), Some(made)) if taken == made => {
-                edges.push(crosses(edge).then(|| edge_spec(edge, taken.bytes())));
-            }
-            _ => {
-                let message = format!("stages {} and {} do not exchange the same tensors", edge.from, edge.to);
-                return Err(Error::Contract { code: Code::StageMismatch, message });
-            }
-        }
-    }
-    Ok(Fabric::new(bound.checked().schedule.ranks, edges))
 }

@@ -179,13 +179,17 @@ struct Model {
     open: BTreeSet<(usize, u32)>,
     done: BTreeSet<(usize, u32)>,
     last: BTreeSet<usize>,
+    poisoned: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Operation {
     Begin(usize, u32),
     Finish(usize, u32),
+    Abort(usize, u32),
     Complete(usize),
+    Replay,
+    Poison,
     Reset,
 }
 
@@ -194,6 +198,9 @@ impl Model {
     fn judge(&mut self, operation: Operation) -> Option<Code> {
         let whole = |set: &BTreeSet<(usize, u32)>, param| set.iter().filter(|(p, _)| *p == param).count() == 3;
         match operation {
+            Operation::Reset => *self = Model::default(),
+            Operation::Abort(..) | Operation::Poison => self.poisoned = true,
+            _ if self.poisoned => return Some(Code::ArenaPoisoned),
             Operation::Begin(param, m) => {
                 let known = self.last.contains(&param) || self.open.contains(&(param, m));
                 if known || self.done.contains(&(param, m)) {
@@ -208,7 +215,11 @@ impl Model {
             Operation::Complete(param) if self.last.contains(&param) => return Some(Code::ArenaDuplicate),
             Operation::Complete(param) if !whole(&self.done, param) => return Some(Code::ArenaMissing),
             Operation::Complete(param) => assert!(self.last.insert(param)),
-            Operation::Reset => *self = Model::default(),
+            Operation::Replay if !(self.open.is_empty() && self.done.is_empty()) => return Some(Code::ArenaDuplicate),
+            Operation::Replay => {
+                self.done = (0..3).flat_map(|param| (0..MICROBATCHES).map(move |m| (param, m))).collect();
+                self.last = (0..3).collect();
+            }
         }
         None
     }
@@ -219,9 +230,12 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     let pair = (param.clone(), m);
     let operation = prop_oneof![
         8 => pair.clone().prop_map(|(p, m)| Operation::Begin(p, m)),
-        8 => pair.prop_map(|(p, m)| Operation::Finish(p, m)),
+        8 => pair.clone().prop_map(|(p, m)| Operation::Finish(p, m)),
+        1 => pair.prop_map(|(p, m)| Operation::Abort(p, m)),
         3 => param.prop_map(Operation::Complete),
-        1 => Just(Operation::Reset),
+        1 => Just(Operation::Replay),
+        1 => Just(Operation::Poison),
+        3 => Just(Operation::Reset),
     ];
     proptest::collection::vec(operation, 0..80)
 }
@@ -235,7 +249,7 @@ proptest! {
         let mut model = Model::default();
         let mut writes: std::collections::BTreeMap<(usize, u32), Write> = Default::default();
         for operation in sequence {
-            if let Operation::Finish(param, m) = operation
+            if let Operation::Finish(param, m) | Operation::Abort(param, m) = operation
                 && !writes.contains_key(&(param, m))
             {
                 continue; // a write that was never allowed cannot be named
@@ -252,7 +266,16 @@ proptest! {
                     let destination = *arena.destination(param, m).unwrap();
                     arena.finish(write, &destination)
                 }
+                Operation::Abort(param, m) => {
+                    arena.abort(writes.remove(&(param, m)).unwrap());
+                    Ok(())
+                }
                 Operation::Complete(param) => arena.complete(param),
+                Operation::Replay => arena.replay(),
+                Operation::Poison => {
+                    arena.poison();
+                    Ok(())
+                }
                 Operation::Reset => {
                     arena.reset();
                     writes.clear();
@@ -264,7 +287,8 @@ proptest! {
             if code.is_some() {
                 prop_assert_eq!(&arena, &before);
             }
-            prop_assert_eq!(arena.all_final().is_ok(), model.last.len() == 3);
+            prop_assert_eq!(arena.all_final().is_ok(), model.last.len() == 3 && !model.poisoned);
+            prop_assert_eq!(arena.is_poisoned(), model.poisoned);
             for param in 0..3 {
                 let count = model.done.iter().filter(|(p, _)| *p == param).count() as u32;
                 let state = match count {

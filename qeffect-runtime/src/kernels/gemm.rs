@@ -3,6 +3,9 @@
 //! An operand that is not stored in the type of the accumulator is decoded into scratch first; the product itself is the
 //! crate `gemm`. For FP8 the decoded codes are multiplied, and the result times `scale_inv_a · scale_inv_b`, in f32, as
 //! GPUs do it: that product, then the bias, then the rounding to the output's type.
+//!
+//! The bits of a product of at least two rows and columns do not depend on how its operands are stored: terms are added
+//! in one order in every layout.
 
 use half::bf16;
 use qeffect_core::fp8::{E4m3, E5m2, Fp8};
@@ -112,6 +115,7 @@ pub fn gemm<A: Real>(
     };
     let a_view = View::new(decode(a.values, &mut scratch.a), m, k, a.transposed);
     let b_view = View::new(decode(b.values, &mut scratch.b), k, n, b.transposed);
+    let b_view = in_one_order(&a_view, b_view, &mut scratch.e);
     match out {
         Output::Real(out) => {
             product(a_view, b_view, ViewMut::new(out, m, n));
@@ -181,6 +185,7 @@ pub fn group_gemm<A: Real>(
             let a_view = View { data: &a_all[at..], rows: m, columns: k, row, column };
             let (at, row, column) = if b.transposed { (first, 1, line) } else { (first * n, n, 1) };
             let b_view = View { data: &b_all[at..], rows: k, columns: n, row, column };
+            let b_view = in_one_order(&a_view, b_view, &mut scratch.e);
             let factor = factors.get(member).map(|factor| A::from_f32(*factor));
             let to = if member == 0 { &mut *total } else { &mut *sums };
             product(a_view, b_view, ViewMut::new(to, m, n));
@@ -199,6 +204,22 @@ pub fn group_gemm<A: Real>(
         }
     }
     Ok(())
+}
+
+/// `b`, stored so that the crate `gemm` adds the terms of `a · b` in the order in which it adds them for other layouts.
+/// Small products of operands that both lie along their terms are dot products there, with several partial sums each.
+fn in_one_order<'a, A: Real>(a: &View<'_, A>, b: View<'a, A>, buffer: &'a mut Vec<A>) -> View<'a, A> {
+    const LARGEST_OF_DOT_PRODUCTS: usize = 16 * 16;
+    if a.column != 1 || b.row != 1 || b.columns < 2 || a.rows * b.columns > LARGEST_OF_DOT_PRODUCTS {
+        return b;
+    }
+    let turned = take(buffer, b.rows * b.columns);
+    for (row, values) in turned.chunks_exact_mut(b.columns).enumerate() {
+        for (column, value) in values.iter_mut().enumerate() {
+            *value = b.data[row + column * b.column];
+        }
+    }
+    View::new(turned, b.rows, b.columns, false)
 }
 
 fn scale_inv<A>(values: &Values<'_, A>) -> Option<f32> {
@@ -392,7 +413,7 @@ mod tests {
     use super::super::testing::{close, loaded, numbers, rounding, stored};
     use super::*;
 
-    const SIZES: [usize; 4] = [1, 3, 17, 130];
+    const SIZES: [usize; 5] = [1, 3, 16, 17, 130];
 
     fn transpose<T: Copy>(x: &[T], rows: usize, columns: usize) -> Vec<T> {
         (0..columns).flat_map(|j| (0..rows).map(move |i| x[i * columns + j])).collect()
@@ -416,12 +437,17 @@ mod tests {
                 (stored::<A>(&numbers(1, m * k)), stored::<A>(&numbers(2, k * n)), stored::<A>(&numbers(3, n)));
             let want = naive(shape, &loaded(&a), &loaded(&b), &loaded(&bias));
             let (a_t, b_t) = (transpose(&a, m, k), transpose(&b, k, n));
+            let mut first = None;
             for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
                 let a = Operand { values: Values::Real(if ta { &a_t } else { &a }), transposed: ta };
                 let b = Operand { values: Values::Real(if tb { &b_t } else { &b }), transposed: tb };
                 let mut out = vec![A::from_f64(f64::NAN); m * n]; // must not be read
                 gemm(&mut scratch, shape, a, b, Some(&bias), Output::Real(&mut out)).unwrap();
                 close(&loaded(&out), &want, tolerance);
+                if m > 1 && n > 1 {
+                    let bits: Vec<u64> = loaded(&out).iter().map(|x| x.to_bits()).collect();
+                    assert!(*first.get_or_insert_with(|| bits.clone()) == bits, "{shape:?}: the layout shows");
+                }
             }
         }
     }

@@ -3,6 +3,9 @@
 //! PyTorch's split backward of the same block in bf16 keeps 32 bytes per token and element of the hidden size from F to I,
 //! and 54 from I to W (`scripts/kept_bytes.py`).
 
+use qeffect_core::action::Kind;
+use qeffect_core::ids::Rank;
+use qeffect_core::plan::Checked;
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::data::Windows;
 use qeffect_runtime::device::{Caps, Device};
@@ -10,7 +13,7 @@ use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::pool::KeptBytes;
 use qeffect_runtime::session::{Session, SessionConfig};
-use qeffect_schedules::gpipe;
+use qeffect_schedules::{gpipe, zb_h1, zb_v};
 
 /// Of the stage in the middle, which is one block.
 fn kept(recipe: &str, fp8_needs_transposes: bool) -> (GptConfig, KeptBytes) {
@@ -41,4 +44,37 @@ fn kept_bytes_of_the_gpt_block() {
             assert_eq!(found, KeptBytes { input: 0, tape, work }, "{recipe}, transposes: {fp8_needs_transposes}");
         }
     }
+}
+
+/// Tapes and works share buffers. Of a GPT block in bf16 a tape takes 32 bytes per token and element of the hidden size and
+/// a work 32, of which 14 lie in the tape already; what only a tape has is given up when its I ends. Pools of their own
+/// would each be as large as their peak.
+#[test]
+fn one_pool_is_smaller_than_one_for_tapes_and_one_for_works() {
+    const TAPE: usize = 32;
+    const WORK: usize = 32;
+    const BOTH: usize = 14;
+    let ranks = |checked: &Checked| {
+        let of = |rank: u32| {
+            let (mut tapes, mut works) = (0, 0);
+            let (mut together, mut most_tapes, mut most_works) = (0, 0, 0);
+            for item in checked.schedule.rank(Rank(rank)) {
+                match item.kind {
+                    Kind::Forward => tapes += 1,
+                    Kind::InputGrad => (tapes, works) = (tapes - 1, works + 1),
+                    Kind::WeightGrad => works -= 1,
+                    kind => panic!("{kind:?}"),
+                }
+                // While I runs its tape is still there.
+                let ending = usize::from(item.kind == Kind::InputGrad);
+                let now = (tapes + ending) * TAPE + works * WORK - ending * BOTH;
+                together = together.max(now);
+                (most_tapes, most_works) = (most_tapes.max(tapes + ending), most_works.max(works));
+            }
+            (together, most_tapes * TAPE + most_works * WORK)
+        };
+        [0, 1, 2, 3].map(of)
+    };
+    assert_eq!(ranks(zb_h1::<4, 8>()), [(146, 160); 4]);
+    assert_eq!(ranks(zb_v::<4, 8>()), [(274, 288), (274, 352), (274, 416), (274, 480)]);
 }
