@@ -366,7 +366,7 @@ fn hatched(kind: Kind) -> bool {
 }
 
 fn line_on(fill: Rgb) -> Rgb {
-    let darker = |c: u8| (f64::from(c) * 0.84) as u8;
+    let darker = |c: u8| (f64::from(c) * 0.74) as u8;
     Rgb(darker(fill.0), darker(fill.1), darker(fill.2))
 }
 
