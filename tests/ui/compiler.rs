@@ -122,23 +122,31 @@ impl Compiler {
 }
 
 /// Messages without what changes from machine to machine and with every edit elsewhere: the count of errors at their end,
-/// the place of the standard library, line numbers in other crates, and how many more types implement a trait.
+/// the place of the standard library, line numbers in other crates, and which other types implement a trait.
 fn normal(text: &str) -> String {
     const ENDS: [&str; 3] = ["error: aborting due to", "For more information about", "Some errors have detailed"];
-    let kept: Vec<&str> = text.lines().filter(|line| !ENDS.iter().any(|end| line.starts_with(end))).collect();
+    // A name that is too long goes to a file, and two notes say so.
+    const LONG: [&str; 2] = ["the full name for the type has been written", "consider using `--verbose`"];
+    let left_out =
+        |line: &&str| ENDS.iter().any(|end| line.starts_with(end)) || LONG.iter().any(|note| line.contains(note));
+    let kept: Vec<&str> = text.lines().filter(|line| !left_out(line)).collect();
     let messages = kept.split(|line| line.is_empty()).filter(|message| !message.is_empty());
     let messages: Vec<String> = messages.map(message).collect();
     messages.join("\n\n") + "\n"
 }
 
 fn message(lines: &[&str]) -> String {
-    let mut elsewhere = false;
+    let (mut elsewhere, mut list) = (false, None);
     let mut kept: Vec<String> = Vec::new();
     // The widest line number decides how far snippets are indented: that of other crates must not.
     let (mut found, mut wanted) = (0, 1);
     for line in lines {
         let start = line.trim_start();
         let indent = line.len() - start.len();
+        if list.is_some_and(|list| indent > list) && !start.starts_with(['|', '=']) {
+            continue;
+        }
+        list = line.contains("= help: the following other types implement trait").then_some(indent);
         elsewhere &= !line.starts_with(char::is_alphabetic); // a note or a help begins
         if start.starts_with("--> ") || start.starts_with("::: ") {
             found = if start.starts_with("--> ") { indent } else { found };
@@ -157,10 +165,7 @@ fn message(lines: &[&str]) -> String {
             }
             wanted = wanted.max(number.trim().len());
         }
-        kept.push(match start.strip_prefix("and ").and_then(|rest| rest.strip_suffix(" others")) {
-            Some(count) if is_number(count) => line.replacen(count, "$N", 1),
-            _ => (*line).to_owned(),
-        });
+        kept.push((*line).to_owned());
     }
     let extra = " ".repeat(found.saturating_sub(wanted));
     let lines: Vec<&str> = kept.iter().map(|line| line.strip_prefix(&extra).unwrap_or(line).trim_end()).collect();

@@ -28,10 +28,13 @@ pub struct Emitter<'a> {
     names: usize,
 }
 
-/// What a scope retains: two types.
+/// What a scope retains: two structs, generic over their fields, and these with the types of their fields. So the structs
+/// are sound whatever the ops are, and of what is no op that is said once.
 struct Types {
     tape: Ident,
     work: Ident,
+    tape_type: TokenStream,
+    work_type: TokenStream,
 }
 
 /// Gradients while a scope runs backward: who they are, and whether this scope holds them.
@@ -104,8 +107,7 @@ impl<'a> Emitter<'a> {
     /// Bodies of the four functions over `cx`, `x` or `dy`, `tape` or `work`, `token`.
     pub fn functions(&mut self, scope: &Scope) -> Functions {
         let names = self.declare(scope);
-        let (tape, work) = (&names.types.tape, &names.types.work);
-        let (tape, work) = (hygienic!(#tape), hygienic!(#work));
+        let (tape, work) = (names.types.tape_type.clone(), names.types.work_type.clone());
         let inputs = vars(&scope.inputs);
         let forward = self.forward(scope, Some(&names));
         let evaluate = self.forward(scope, None);
@@ -143,7 +145,7 @@ impl<'a> Emitter<'a> {
     /// Declares the two types of a scope and of all scopes in it.
     fn declare(&mut self, scope: &Scope) -> Names {
         let krate = self.krate.clone();
-        let types = Types { tape: format_ident!("__Tape{}", self.names), work: format_ident!("__Work{}", self.names) };
+        let (tape_name, work_name) = (format_ident!("__Tape{}", self.names), format_ident!("__Work{}", self.names));
         self.names += 1;
         let mut inner = BTreeMap::new();
         let mut parts = Vec::new();
@@ -157,15 +159,15 @@ impl<'a> Emitter<'a> {
                 }
                 Item::Loop(each) => {
                     let names = self.declare(&each.body);
-                    let (tape, work) = (&names.types.tape, &names.types.work);
+                    let (tape, work) = (&names.types.tape_type, &names.types.work_type);
                     let types = (hygienic!(::std::vec::Vec<#tape>), hygienic!(::std::vec::Vec<#work>));
                     inner.insert((at, 0), names);
                     (each.name.clone(), types.0, types.1)
                 }
                 Item::Branch(branch) => {
                     let (then, other) = (self.declare(&branch.then), self.declare(&branch.other));
-                    let tapes = (&then.types.tape, &other.types.tape);
-                    let works = (&then.types.work, &other.types.work);
+                    let tapes = (&then.types.tape_type, &other.types.tape_type);
+                    let works = (&then.types.work_type, &other.types.work_type);
                     let ((a, b), (c, d)) = (tapes, works);
                     let types =
                         (hygienic!(#krate::retained::Either<#a, #b>), hygienic!(#krate::retained::Either<#c, #d>));
@@ -179,16 +181,17 @@ impl<'a> Emitter<'a> {
             let name = if *count == 1 { name } else { format!("{name}_{count}") };
             parts.push((at, name, tape, work));
         }
-        let tapes: Vec<_> = parts.iter().map(|(at, name, tape, _)| (*at, name.clone(), tape.clone())).collect();
-        let works: Vec<_> = parts.into_iter().map(|(at, name, _, work)| (at, name, work)).collect();
+        let fields: Vec<(usize, String)> = parts.iter().map(|(at, name, _, _)| (*at, name.clone())).collect();
+        let (tapes, works): (Vec<_>, Vec<_>) = parts.into_iter().map(|(_, _, tape, work)| (tape, work)).unzip();
         let retained = [
-            (&types.tape, tapes, "a tape is consumed by exactly one input gradient"),
-            (&types.work, works, "retained work is consumed by exactly one weight gradient"),
+            (&tape_name, "a tape is consumed by exactly one input gradient"),
+            (&work_name, "retained work is consumed by exactly one weight gradient"),
         ];
-        for (name, fields, must_use) in retained {
+        for (name, must_use) in retained {
             self.types.push(retained_struct(&krate, name, &fields, must_use));
         }
-        Names { types, inner }
+        let (tape_type, work_type) = (hygienic!(#tape_name<#(#tapes),*>), hygienic!(#work_name<#(#works),*>));
+        Names { types: Types { tape: tape_name, work: work_name, tape_type, work_type }, inner }
     }
 
     /// `<linear as Op>`
@@ -582,24 +585,21 @@ fn enter(captured: &[Var], scope: &Scope) -> TokenStream {
 }
 
 /// A struct of what a scope retains.
-fn retained_struct(
-    krate: &TokenStream,
-    name: &Ident,
-    fields: &[(usize, String, TokenStream)],
-    must_use: &str,
-) -> TokenStream {
-    let idents: Vec<Ident> = fields.iter().map(|(at, _, _)| field(*at)).collect();
-    let types = fields.iter().map(|(_, _, ty)| ty);
-    let parts: Vec<Part> = fields
-        .iter()
-        .zip(&idents)
-        .map(|((_, name, ty), ident)| Part { member: hygienic!(#ident), name: name.clone(), ty: ty.clone() })
-        .collect();
-    let implementation = crate::retained::implementation(krate, &syn::Generics::default(), name, &parts);
+fn retained_struct(krate: &TokenStream, name: &Ident, fields: &[(usize, String)], must_use: &str) -> TokenStream {
+    let idents: Vec<Ident> = fields.iter().map(|(at, _)| field(*at)).collect();
+    let types: Vec<Ident> = fields.iter().map(|(at, _)| format_ident!("__Part{at}")).collect();
+    let part = |((_, name), (ident, ty)): (&(usize, String), (&Ident, &Ident))| Part {
+        member: hygienic!(#ident),
+        name: name.clone(),
+        ty: hygienic!(#ty),
+    };
+    let parts: Vec<Part> = fields.iter().zip(idents.iter().zip(&types)).map(part).collect();
+    let generics = syn::parse_quote!(<#(#types),*>);
+    let implementation = crate::retained::implementation(krate, &generics, name, &parts);
     hygienic! {
         #[doc(hidden)]
         #[must_use = #must_use]
-        pub struct #name { #(#idents: #types),* }
+        pub struct #name<#(#types),*> { #(#idents: #types),* }
         #implementation
     }
 }

@@ -9,6 +9,7 @@ use qeffect_core::bind::Gradients;
 use qeffect_core::plan::Checked;
 use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cpu::CpuDevice;
+use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::rng;
 use qeffect_runtime::session::{GradDtype, Session, SessionConfig};
@@ -16,12 +17,21 @@ use qeffect_runtime::stage::{ParamKind, Stage};
 use qeffect_schedules::{zb_h1, zb_v};
 
 /// Every parameter reaches the loss through different ops, so its gradient checks their backward: norms, attention, GELU,
-/// residual sums, embeddings, cross-entropy, and every linear layer.
+/// residual sums, embeddings, cross-entropy, and every linear layer. The second has sequences of one token, the third sizes
+/// that are no multiples of anything.
 #[test]
 fn gradients_equal_finite_differences() {
     let config = small("f64");
+    let one = GptConfig { hidden: 6, heads: 2, ffn: 5, seq: 1, sequences: 3, ..config };
+    let odd = GptConfig { vocab: 11, hidden: 9, heads: 3, ffn: 7, seq: 7, ..config };
+    for config in [config, one, odd] {
+        equal_finite_differences(&config);
+    }
+}
+
+fn equal_finite_differences(config: &GptConfig) {
     let (microbatches, step) = (2, 1e-5);
-    let mut solo = Solo::new(&config, &[1, 2, 1], microbatches, OptimConfig::default());
+    let mut solo = Solo::new(config, &[1, 2, 1], microbatches, OptimConfig::default());
     // Away from the start, where biases are zero and gains one.
     let paths = solo.paths();
     for path in &paths {
@@ -32,7 +42,7 @@ fn gradients_equal_finite_differences() {
         solo.shard.set_param(path, &moved).unwrap();
     }
     solo.shard.prologue().unwrap();
-    let data = batch(&config, 0, microbatches);
+    let data = batch(config, 0, microbatches);
 
     solo.begin(&data);
     for m in 0..microbatches {

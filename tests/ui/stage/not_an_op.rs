@@ -16,4 +16,16 @@ fn mlp(x: Act, w: &Mlp) -> Act {
     linear(h, &w.down)
 }
 
+#[allow(non_camel_case_types)]
+struct halve {}
+
+fn halve(x: Act) -> Act {
+    x
+}
+
+#[stage]
+fn half(x: Act) -> Act {
+    gelu(halve(x))
+}
+
 fn main() {}
