@@ -7,7 +7,7 @@ use qeffect::core::bind::GradientChoice;
 use qeffect::core::recipe::Recipe;
 use qeffect::runtime::capture::CaptureMode;
 use qeffect::runtime::place::Place;
-use qeffect::runtime::session::OnNonFinite;
+use qeffect::runtime::session::{GradDtype, OnNonFinite};
 use qeffect::schedules::{Entry, library};
 use qeffect::train::{Config, Data, Model, Optimizer, Pipeline, Run};
 
@@ -53,6 +53,10 @@ pub struct Args {
     #[arg(long, default_value_t, value_parser = |text: &str| text.parse::<GradientChoice>())]
     pub gradients: GradientChoice,
 
+    /// What coalesced gradients of matrices are stored in: master or bf16
+    #[arg(long, default_value_t)]
+    pub grad_dtype: GradDtype,
+
     /// Training steps
     #[arg(long, default_value_t = DEFAULT_STEPS, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
@@ -87,6 +91,10 @@ pub struct Args {
     #[arg(long, default_value_t)]
     pub on_nonfinite: OnNonFinite,
 
+    /// Tag what F keeps and have I and W compare the tags on the device: a mismatch makes the step bad and is named
+    #[arg(long)]
+    pub verify: bool,
+
     /// Folder for metrics and plots
     #[arg(long, default_value = "runs")]
     pub out: PathBuf,
@@ -111,6 +119,7 @@ impl Args {
                 ranks: self.ranks,
                 microbatches: self.microbatches,
                 gradients: self.gradients,
+                grad_dtype: self.grad_dtype,
             },
             optimizer: Optimizer { steps: self.steps, lr: self.lr, ..Optimizer::default() },
             data: Data { path: self.data.clone() },
@@ -122,6 +131,7 @@ impl Args {
                 sample: self.sample,
                 capture: self.capture,
                 on_nonfinite: self.on_nonfinite,
+                verify: self.verify,
                 trace: self.trace.clone(),
                 ..Run::default()
             },

@@ -251,6 +251,7 @@ fn run(shape: &Shape, mode: CaptureMode, gradients: Gradients, wanted: &Wanted) 
         grad_dtype: wanted.grad_dtype,
         ..SessionConfig::new(OptimConfig { steps: 10_000, ..OptimConfig::default() }, model.tokens())
     };
+    let takes = Session::footprint(checked.clone(), model.stages(&[4])?, config)?.bytes();
     let mut session = Session::on_one_device(checked, model.stages(&[4])?, config, Box::new(tap))?;
     let opened = start.elapsed();
     let mut times = Vec::new();
@@ -272,12 +273,13 @@ fn run(shape: &Shape, mode: CaptureMode, gradients: Gradients, wanted: &Wanted) 
     let tokens = f64::from(microbatches) * model.tokens() as f64;
     let probe = device.alloc(BufSpec::new("probe", qeffect_core::dtype::Dtype::U32, 1, 1))?;
     println!(
-        "| {} | {gradients:?} | {ms:.3} | {:.0} | {} | {} | {:.1} | loss {:.4} | {:.0} MiB arena |",
+        "| {} | {gradients:?} | {ms:.3} | {:.0} | {} | {} | {:.1} | {:.2} | loss {:.4} | {:.0} MiB arena |",
         mode.name(),
         tokens / ms * 1e3,
         report.graphs,
         report.launches,
         opened.as_secs_f64(),
+        takes as f64 / 1e9,
         report.loss,
         report.arena_bytes.iter().sum::<usize>() as f64 / f64::from(1 << 20),
     );
@@ -322,7 +324,7 @@ fn main() -> Result<(), Fault> {
     let has = |word: &str| words.iter().any(|found| found == word);
     let wanted = Wanted { table: has("table"), floor: has("floor"), lanes, grad_dtype, schedule };
     println!(
-        "| capture | gradients | ms | tokens/s | graphs | launches | s to start | | |\n|---|---|---|---|---|---|---|---|---|"
+        "| capture | gradients | ms | tokens/s | graphs | launches | s to start | GB | | |\n|---|---|---|---|---|---|---|---|---|---|"
     );
     for mode in at(1, "step").split(',') {
         for placement in at(2, "copied,direct,coalesced").split(',') {

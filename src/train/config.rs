@@ -8,7 +8,7 @@ use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::place::Place;
-use qeffect_runtime::session::OnNonFinite;
+use qeffect_runtime::session::{GradDtype, OnNonFinite};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A run, as a TOML file says it. Every key may be left out; keys that do not exist are refused.
@@ -62,6 +62,9 @@ pub struct Pipeline {
     /// How weight gradients reach the optimizer: `copied`, `direct`, `coalesced`, or `coalesced:4` for groups of four.
     #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
     pub gradients: GradientChoice,
+    /// What coalesced gradients of matrices are stored in: `master` or `bf16`.
+    #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
+    pub grad_dtype: GradDtype,
 }
 
 /// `[optimizer]`: AdamW with linear warm-up and half a cosine.
@@ -120,6 +123,8 @@ pub struct Run {
     /// What follows a step that met a value that is not finite, which has changed nothing: `stop` or `skip`.
     #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
     pub on_nonfinite: OnNonFinite,
+    /// Tag what F keeps and have I and W compare the tags on the device: a mismatch makes the step bad and is named.
+    pub verify: bool,
     /// A file for the trace of the run's last step: what each rank did and when. That step runs action by action, with
     /// the same bits as ever. Chrome and Perfetto open it, and `--costs` of `qeffect schedule` takes it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,7 +140,13 @@ impl Default for Model {
 
 impl Default for Pipeline {
     fn default() -> Self {
-        Pipeline { schedule: "zb_v".into(), ranks: 2, microbatches: 8, gradients: GradientChoice::default() }
+        Pipeline {
+            schedule: "zb_v".into(),
+            ranks: 2,
+            microbatches: 8,
+            gradients: GradientChoice::default(),
+            grad_dtype: GradDtype::default(),
+        }
     }
 }
 
@@ -164,6 +175,7 @@ impl Default for Run {
             allow_order_dependent: false,
             capture: CaptureMode::default(),
             on_nonfinite: OnNonFinite::default(),
+            verify: false,
             trace: None,
         }
     }

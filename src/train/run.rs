@@ -63,6 +63,8 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
         allow_order_dependent: config.run.allow_order_dependent,
         capture: config.run.capture,
         on_nonfinite: config.run.on_nonfinite,
+        grad_dtype: config.pipeline.grad_dtype,
+        verify: config.run.verify,
         ..SessionConfig::new(config.optimizer.adamw(), model.tokens())
     };
     let mut session = open(config, &model, &checked, session_config)?;
