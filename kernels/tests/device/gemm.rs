@@ -370,6 +370,7 @@ fn replays_and_other_workspaces_give_the_same_bits() {
     }
 }
 
+// case B23
 #[test]
 fn an_algorithm_is_searched_for_once() {
     let Some(rig) = rig() else { return };

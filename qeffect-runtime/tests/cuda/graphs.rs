@@ -81,6 +81,7 @@ impl Device for Recorder {
 
 /// A step up to its measurement is one graph; every later step launches it. Gradients that are added in place give the bits
 /// of those that are copied and then summed, fused commands those of their parts.
+// Case B23.
 #[test]
 fn a_replayed_step_gives_the_bits_of_the_eager_one() {
     if !there_is_a_gpu() {
@@ -141,6 +142,7 @@ fn a_replayed_step_gives_the_bits_of_the_eager_one() {
 
 /// Chains that share a GPU but no data, with a command that reads all of them: in whichever lane they run, and however
 /// often, the sums are those of the commands one by one; a reader in the stream of commands never sees an older launch.
+// Case B49.
 #[test]
 fn lanes_keep_their_orders_and_launches_wait_at_both_ends() {
     let Some(mut pair) = Pair::new() else { return };

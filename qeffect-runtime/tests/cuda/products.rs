@@ -173,7 +173,7 @@ fn group_side(
     GroupOperand { buf: region, scale_inv, transposed: format == Format::E4M3 }
 }
 
-/// Members have scales of their own, which differ by powers of two where sums shall be exact, and tokens that fill their
+/// Case B25. Members have scales of their own, which differ by powers of two where sums shall be exact, and tokens that fill their
 /// blocks or do not.
 #[test]
 fn products_of_groups_are_those_of_the_cpu() {

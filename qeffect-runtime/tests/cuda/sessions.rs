@@ -220,6 +220,7 @@ fn gradients_in_bf16_give_the_same_bits_in_every_mode() {
     }
 }
 
+// Case B47.
 #[test]
 fn a_gpu_that_is_nearly_full_gives_the_same_bits() {
     if !there_is_a_gpu() {
