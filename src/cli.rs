@@ -54,10 +54,10 @@ Exit codes: 0 done, 1 the schedule is refused or differs or something is missing
 #[derive(Args)]
 struct Global {
     /// Write JSON, for programs
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Output")]
     json: bool,
     /// When to use colours
-    #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN")]
+    #[arg(long, global = true, help_heading = "Output", value_enum, default_value_t = Color::Auto, value_name = "WHEN")]
     color: Color,
 }
 

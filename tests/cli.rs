@@ -342,6 +342,9 @@ fn a_wrong_run_is_refused_where_it_is_wrong() {
     assert!(fails(&["train", "--schedule", "zb_w"], 2).contains("did you mean"));
     assert!(fails(&["train", "--set", "model.layers=1"], 2).contains("4 stages"));
     assert!(fails(&["train", "--set", "data.path='no/such.txt'"], 3).contains("no/such.txt"));
+    assert!(fails(&["train", "--set", "data.path=no/such.txt"], 3).contains("no/such.txt"));
+    assert!(fails(&["train", "--set", "model.layers=many"], 2).contains("string \"many\", expected"));
+    assert!(fails(&["train", "--set", "model.layers"], 2).contains("--set model.layers: "));
     let bad = folder.file("bad.csv", "0F0,0F1,0B0\n");
     assert!(fails(&["train", "--schedule", &bad], 1).contains("QE0"));
     let (text, code) = out(&["train", "--print-config", "--set", "pipeline.ranks=4"]);

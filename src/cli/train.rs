@@ -19,7 +19,7 @@ Examples:
   qeffect train                                        the defaults: what `examples/pretrain` does
   qeffect train --config run.toml                      a run from a file
   qeffect train --config run.toml --schedule mine.csv  with another schedule
-  qeffect train --set optimizer.steps=100 --set model.recipe='\"bf16\"'
+  qeffect train --set optimizer.steps=100 --set model.recipe=bf16
   qeffect train --trace trace.json                     what each rank did when, in the last step
   qeffect schedule simulate zb_v -p 2 -m 8 --costs trace.json      the same costs, simulated
   qeffect train --print-config > run.toml              a file to start from")]
@@ -30,7 +30,7 @@ pub struct Train {
     /// Another schedule than the file's
     #[arg(long, value_name = "SCHEDULE")]
     schedule: Option<String>,
-    /// Another value of one key, written as in the file
+    /// Another value of one key, written as in the file; a string needs no quotes
     #[arg(long, value_name = "TABLE.KEY=VALUE")]
     set: Vec<String>,
     /// Write a trace of the last step, as Chrome and Perfetto open it
@@ -94,10 +94,7 @@ impl Train {
         }
         let mut table: toml::Table = text.parse().map_err(wrong)?;
         for set in &self.set {
-            let change: toml::Table = set
-                .parse()
-                .map_err(|error: toml::de::Error| Failure::Usage(format!("--set {set}: {}", error.message())))?;
-            merge(&mut table, change);
+            merge(&mut table, change(set)?);
         }
         let mut config: Config = table.try_into().map_err(|error: toml::de::Error| {
             Failure::Usage(format!("--set {}: {}", self.set.join(" --set "), error.message()))
@@ -121,5 +118,17 @@ fn merge(table: &mut toml::Table, change: toml::Table) {
                 table.insert(key, value);
             }
         }
+    }
+}
+
+/// `KEY=VALUE` as a table. A value that is no TOML is a string: quotes rarely survive a shell.
+fn change(set: &str) -> Result<toml::Table, Failure> {
+    let bare = || {
+        let (key, value) = set.split_once('=')?;
+        format!("{key} = {}", toml::Value::from(value.trim())).parse().ok()
+    };
+    match set.parse::<toml::Table>() {
+        Ok(table) => Ok(table),
+        Err(error) => bare().ok_or_else(|| Failure::Usage(format!("--set {set}: {}", error.message()))),
     }
 }
