@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use qeffect::runtime::error::Error;
 use qeffect::train::{self, Config, TrainError};
 
 use super::output::{Failure, Refusal, Screen};
@@ -72,7 +73,9 @@ impl Train {
                 Err(Failure::Refused(Box::new(Refusal { name: pipeline.schedule.clone(), report, map: None })))
             }
             Err(error @ (TrainError::File { .. } | TrainError::Data(_))) => Err(Failure::File(error.to_string())),
-            Err(error @ TrainError::Config(_)) => Err(Failure::Usage(error.to_string())),
+            Err(error @ (TrainError::Config(_) | TrainError::Runtime(Error::Config(_)))) => {
+                Err(Failure::Usage(error.to_string()))
+            }
             Err(error) => Err(Failure::Run(error.to_string())),
         }
     }

@@ -48,9 +48,9 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
     let stages = checked.schedule.stages as usize;
     if stages > model.layers {
         return Err(TrainError::Config(format!(
-            "`{schedule}` on {} has {stages} stages, but the model only {} blocks: use `--layers {stages}` or fewer ranks",
+            "`{schedule}` on {} has {stages} stages, but the model only {}: give it {stages} or take fewer ranks",
             count(checked.schedule.ranks, "rank"),
-            model.layers
+            count(model.layers as u32, "block")
         )));
     }
     if config.run.evaluations == 0 {
