@@ -275,5 +275,7 @@ impl SlotPool {
     }
 }
 
+#[cfg(all(test, loom))]
+mod interleavings;
 #[cfg(test)]
 mod tests;
