@@ -48,7 +48,8 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
     let stages = checked.schedule.stages as usize;
     if stages > model.layers {
         return Err(TrainError::Config(format!(
-            "`{schedule}` on {} has {stages} stages, but the model only {}: give it {stages} or take fewer ranks",
+            "`{schedule}` on {} has {stages} stages, but the model only {}: give it {stages} (`--layers {stages}`, in a file \
+             `model.layers = {stages}`) or take fewer ranks",
             count(checked.schedule.ranks, "rank"),
             count(model.layers as u32, "block")
         )));
