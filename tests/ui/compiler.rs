@@ -59,7 +59,7 @@ pub fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
 
 struct Compiler {
     /// The library, as these tests were linked with it.
-    library: PathBuf,
+    rlib: PathBuf,
     /// Where it and everything that it needs lie.
     dependencies: PathBuf,
     out: PathBuf,
@@ -76,10 +76,10 @@ impl Compiler {
             name.starts_with("libqeffect-") && name.ends_with(".rlib")
         };
         let libraries = fs::read_dir(&dependencies).unwrap().map(|entry| entry.unwrap().path()).filter(is_library);
-        let library = libraries.max_by_key(|path| fs::metadata(path).unwrap().modified().unwrap());
+        let rlib = libraries.max_by_key(|path| fs::metadata(path).unwrap().modified().unwrap());
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ui");
         fs::create_dir_all(&out).unwrap();
-        Compiler { library: library.expect("the library lies beside the tests"), dependencies, out }
+        Compiler { rlib: rlib.expect("the library lies beside the tests"), dependencies, out }
     }
 
     fn case(&self, path: &Path, expect: Expect) -> Result<(), String> {
@@ -111,7 +111,7 @@ impl Compiler {
         let mut rustc = Command::new(env::var("RUSTC").unwrap_or_else(|_| "rustc".into()));
         rustc.arg(path).args(["--edition", "2024", "--crate-type", "bin", "--color", "never"]);
         rustc.args(["--diagnostic-width", "140", "--allow", "dead_code"]);
-        rustc.arg("--extern").arg(format!("qeffect={}", self.library.display()));
+        rustc.arg("--extern").arg(format!("qeffect={}", self.rlib.display()));
         rustc.arg("-L").arg(format!("dependency={}", self.dependencies.display()));
         match expect {
             Expect::Refused => rustc.args(["--emit", "metadata", "-o"]).arg(self.product(path).with_extension("rmeta")),

@@ -14,12 +14,12 @@ struct Above {
 
 #[retained]
 struct ByHand {
-    x: Kept,
+    rows: (),
 }
 
 impl Clone for ByHand {
     fn clone(&self) -> ByHand {
-        unimplemented!()
+        ByHand { rows: self.rows }
     }
 }
 
