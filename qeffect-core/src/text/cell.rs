@@ -27,23 +27,24 @@ pub(super) struct Field<'a> {
 pub(super) fn rows<'a>(text: &'a str, map: &mut SourceMap) -> Result<Vec<Vec<Field<'a>>>, Vec<Diagnostic>> {
     let end = text.trim_end().len();
     let mut rows = Vec::new();
+    let mut fields = Vec::new();
     let (mut start, mut number) = (0, 0);
-    while start < end {
-        let line = text[start..].split('\n').next().unwrap_or("");
-        let mut fields = Vec::new();
-        let mut at = start;
-        for field in line.split(',') {
-            let Range { start: from, end: to } = trimmed(text, at..at + field.len());
-            if number >= Origin::MAX_TOKENS {
-                let message = format!("the file has more than {} cells", Origin::MAX_TOKENS);
-                return Err(vec![Diagnostic::new(Code::LimitExceeded, Origin::NONE, message)]);
-            }
-            number += 1;
-            fields.push(Field { text: &text[from..to], origin: map.push(from..to) });
-            at += field.len() + 1;
+    for (at, byte) in text[..end].bytes().chain([b'\n']).enumerate() {
+        if byte != b',' && byte != b'\n' {
+            continue;
         }
-        rows.push(fields);
-        start += line.len() + 1;
+        if number >= Origin::MAX_TOKENS {
+            let message = format!("the file has more than {} cells", Origin::MAX_TOKENS);
+            return Err(vec![Diagnostic::new(Code::LimitExceeded, Origin::NONE, message)]);
+        }
+        number += 1;
+        let Range { start: from, end: to } = trimmed(text, start..at);
+        fields.push(Field { text: &text[from..to], origin: map.push(from..to) });
+        start = at + 1;
+        if byte == b'\n' {
+            let room = Vec::with_capacity(fields.len());
+            rows.push(std::mem::replace(&mut fields, room));
+        }
     }
     Ok(rows)
 }
@@ -61,19 +62,19 @@ pub(super) fn cell<'a>(
     alone: &[&str],
 ) -> Result<Cell<'a>, (Code, String, Option<String>)> {
     let syntax = |message: String, help: Option<String>| Err((Code::Syntax, message, help));
-    let digits = |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let shape = || Some("an action is `<stage><type><microbatch>`, as in `0F1`".to_owned());
-    let (stage, rest) = text.split_at(digits(text));
-    let letters = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_alphabetic() || c == '_').len();
-    let (word, rest) = rest.split_at(letters);
-    let (microbatch, junk) = rest.split_at(digits(rest));
+    let (stage, rest) = split(text, u8::is_ascii_digit);
+    let (word, rest) = split(rest, |byte| byte.is_ascii_alphabetic() || *byte == b'_');
+    let (microbatch, junk) = split(rest, u8::is_ascii_digit);
     if stage.is_empty() {
         return syntax(format!("`{text}` names no stage"), shape());
     }
     if word.is_empty() {
         return syntax(format!("`{text}` names no action"), shape());
     }
-    if !words.contains(&word) && !alone.contains(&word) {
+    let numbered = words.contains(&word);
+    let single = alone.contains(&word);
+    if !numbered && !single {
         let upper = word.to_ascii_uppercase();
         let known = || words.iter().chain(alone).copied();
         let near = known().find(|w| *w == upper).or_else(|| nearest(word, known()));
@@ -86,10 +87,10 @@ pub(super) fn cell<'a>(
     if !junk.is_empty() {
         return syntax(format!("`{junk}` behind the action `{}`", &text[..text.len() - junk.len()]), None);
     }
-    if alone.contains(&word) && !microbatch.is_empty() {
+    if single && !microbatch.is_empty() {
         return syntax(format!("`{word}` has no microbatch"), Some(format!("write `{stage}{word}`")));
     }
-    if words.contains(&word) && microbatch.is_empty() {
+    if numbered && microbatch.is_empty() {
         return syntax(format!("`{text}` names no microbatch"), shape());
     }
     let number = |digits: &str, what: &str, end: u32| match digits.parse::<u32>() {
@@ -100,6 +101,11 @@ pub(super) fn cell<'a>(
     let microbatch =
         if microbatch.is_empty() { None } else { Some(number(microbatch, "microbatch", MAX_MICROBATCHES)?) };
     Ok(Cell { stage, word, microbatch })
+}
+
+/// The longest start of a text that has only such ASCII characters, and the rest.
+fn split(text: &str, is: impl Fn(&u8) -> bool) -> (&str, &str) {
+    text.split_at(text.bytes().position(|byte| !is(&byte)).unwrap_or(text.len()))
 }
 
 /// The parts of `(a;b)NAME`, if the text has that shape; their ranges within it.

@@ -1,7 +1,6 @@
 //! Compute-only CSV: one row per rank, one action per cell, empty cells idle.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::cell::{Cell, Field, cell, container, fault, rows};
@@ -149,25 +148,30 @@ pub(super) fn assemble(
     items: Vec<Item>,
     starts: Vec<u32>,
 ) -> Result<Schedule, Vec<Diagnostic>> {
-    let (mut stages, mut microbatches, mut eval) = (0, 0, true);
-    let mut home: HashMap<Stage, Rank> = HashMap::new();
+    let (mut microbatches, mut eval) = (0, true);
+    // No stage lies beyond the number of items: see [`oversized`].
+    let mut home: Vec<Option<Rank>> = Vec::new();
     for rank in 0..ranks {
         for item in &items[starts[rank as usize] as usize..starts[rank as usize + 1] as usize] {
             if item.kind.is_compute() {
-                stages = stages.max(item.stage.0 + 1);
+                if home.len() <= item.stage.index() {
+                    home.resize(item.stage.index() + 1, None);
+                }
+                home[item.stage.index()].get_or_insert(Rank(rank));
                 microbatches = microbatches.max(item.microbatch.0 + 1);
                 eval &= item.kind == Kind::Forward;
-                home.entry(item.stage).or_insert(Rank(rank));
             }
         }
     }
+    let stages = home.len() as u32;
     let mut faults = Vec::new();
-    let mut placement = Vec::with_capacity(stages as usize);
-    for stage in 0..stages {
-        match home.get(&Stage(stage)) {
+    let mut placement = Vec::with_capacity(home.len());
+    for (stage, rank) in home.iter().enumerate() {
+        match rank {
             Some(rank) => placement.push(*rank),
             None => {
-                let above = items.iter().find(|item| item.stage.0 > stage).map_or(Origin::NONE, |item| item.origin);
+                let above =
+                    items.iter().find(|item| item.stage.index() > stage).map_or(Origin::NONE, |item| item.origin);
                 let message = format!("stage {stage} runs on no rank");
                 faults.push(Diagnostic::new(Code::PlacementInvalid, above, message).role("a later stage"));
             }
