@@ -7,7 +7,7 @@ use qeffect::core::bind::GradientChoice;
 use qeffect::core::recipe::Recipe;
 use qeffect::runtime::capture::CaptureMode;
 use qeffect::runtime::place::Place;
-use qeffect::runtime::session::{GradDtype, OnNonFinite};
+use qeffect::runtime::session::{FastAccumulation, GradDtype, OnNonFinite};
 use qeffect::schedules::{Entry, library};
 use qeffect::train::{Config, Data, Model, Optimizer, Pipeline, Run};
 
@@ -56,6 +56,10 @@ pub struct Args {
     /// What coalesced gradients of matrices are stored in: master or bf16
     #[arg(long, default_value_t)]
     pub grad_dtype: GradDtype,
+
+    /// Which FP8 products may be summed in fewer bits on a GPU: forward, none or all
+    #[arg(long, default_value_t)]
+    pub fast_accumulation: FastAccumulation,
 
     /// Training steps
     #[arg(long, default_value_t = DEFAULT_STEPS, value_parser = clap::value_parser!(u64).range(1..))]
@@ -120,6 +124,7 @@ impl Args {
                 microbatches: self.microbatches,
                 gradients: self.gradients,
                 grad_dtype: self.grad_dtype,
+                fast_accumulation: self.fast_accumulation,
             },
             optimizer: Optimizer { steps: self.steps, lr: self.lr, ..Optimizer::default() },
             data: Data { path: self.data.clone() },

@@ -29,6 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         microbatches: MICROBATCHES,
         gradients: Gradients::Copied,
         grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
+        fast_accumulation: Default::default(),
         coalesce: 1,
         data_parallel: 1,
         tokens: config.tokens(),

@@ -3,9 +3,9 @@
 //!
 //! `cargo run --release -p qeffect-runtime --example step_times -- A step coalesced` takes a shape (`A`, `B`, `small`), a
 //! list of capture modes and a list of gradient placements, each separated by commas; further words are `table` (time per
-//! kind of command), `floor` (matrix products, AdamW and norm of this plan alone), `lanes=N`, `schedule=NAME` and
-//! `grad_dtype=bf16`. Tokens are random, the
-//! model is a GPT of 4 blocks, the schedule 1F1B unless another is named, on one rank.
+//! kind of command), `floor` (matrix products, AdamW and norm of this plan alone), `lanes=N`, `schedule=NAME`,
+//! `grad_dtype=bf16` and `fast=none` or `fast=all` (which FP8 products are summed in fewer bits; those of F otherwise). Tokens
+//! are random, the model is a GPT of 4 blocks, the schedule 1F1B unless another is named, on one rank.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId, 
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::rng;
-use qeffect_runtime::session::{GradDtype, Session, SessionConfig};
+use qeffect_runtime::session::{FastAccumulation, GradDtype, Session, SessionConfig};
 
 type Fault = Box<dyn std::error::Error>;
 
@@ -228,6 +228,7 @@ struct Wanted {
     floor: bool,
     lanes: usize,
     grad_dtype: GradDtype,
+    fast: FastAccumulation,
     schedule: String,
 }
 
@@ -249,6 +250,7 @@ fn run(shape: &Shape, mode: CaptureMode, gradients: Gradients, wanted: &Wanted) 
         capture: mode,
         gradients,
         grad_dtype: wanted.grad_dtype,
+        fast_accumulation: wanted.fast,
         ..SessionConfig::new(OptimConfig { steps: 10_000, ..OptimConfig::default() }, model.tokens())
     };
     let takes = Session::footprint(checked.clone(), model.stages(&[4])?, config)?.bytes();
@@ -319,10 +321,12 @@ fn main() -> Result<(), Fault> {
     let shape = shape(&at(0, "A"))?;
     let grad_dtype =
         words.iter().find_map(|word| word.strip_prefix("grad_dtype=")).map_or(Ok(GradDtype::Master), str::parse)?;
+    let fast = words.iter().find_map(|word| word.strip_prefix("fast="));
+    let fast = fast.map_or(Ok(FastAccumulation::Forward), str::parse)?;
     let lanes = words.iter().find_map(|word| word.strip_prefix("lanes=")).map_or(Ok(4), str::parse)?;
     let schedule = words.iter().find_map(|word| word.strip_prefix("schedule=")).unwrap_or("one_f_one_b").to_owned();
     let has = |word: &str| words.iter().any(|found| found == word);
-    let wanted = Wanted { table: has("table"), floor: has("floor"), lanes, grad_dtype, schedule };
+    let wanted = Wanted { table: has("table"), floor: has("floor"), lanes, grad_dtype, fast, schedule };
     println!(
         "| capture | gradients | ms | tokens/s | graphs | launches | s to start | GB | | |\n|---|---|---|---|---|---|---|---|---|---|"
     );

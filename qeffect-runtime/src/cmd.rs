@@ -88,6 +88,9 @@ pub enum Cmd {
         out: Buf,
         /// Whether the product is added. Then there is no bias, and `out` is a master.
         accumulate: bool,
+        /// Whether a device may keep the sums of FP8 products in narrower accumulators, where it has such: faster, and less
+        /// exact. On cpu it makes no difference.
+        fast: bool,
     },
     /// `out[m, n] = Σ aᵢ[m, k] · bᵢ[k, n]` over the members of a group, or that sum, rounded to the type of `out` first,
     /// added to what `out` holds: the weight gradient of a group of microbatches as one product.

@@ -174,8 +174,17 @@ mod tests {
             device.issue(&Cmd::Fill { dst: buf, value: 1.5 }).unwrap();
         }
         let operand = |buf| Operand { buf, scale_inv: None, transposed: false };
-        let gemm =
-            |x, out| Cmd::Gemm { m: 2, n: 2, k: 2, a: operand(x), b: operand(b), bias: None, out, accumulate: false };
+        let gemm = |x, out| Cmd::Gemm {
+            m: 2,
+            n: 2,
+            k: 2,
+            a: operand(x),
+            b: operand(b),
+            bias: None,
+            out,
+            accumulate: false,
+            fast: false,
+        };
         let key = DropoutKey { seed: 1, site: 2, microbatch: 3 };
         let turn = RotaryShape { length: 1, heads: 1, head_dim: 2, width: 4 };
         for (cmd, message) in [

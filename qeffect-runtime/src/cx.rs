@@ -16,6 +16,7 @@ use crate::act::{Act, Fp8, Kept};
 use crate::cmd::{Beside, Cmd, Kernel, Operand, Scalar};
 use crate::device::{Buf, Device};
 use crate::error::{Error, Result};
+use crate::fast::FastAccumulation;
 pub use crate::gradients::GradDst;
 use crate::gradients::Grads;
 use crate::groups::{self, BLOCK, Grouped, Lines, Waiting};
@@ -39,6 +40,8 @@ pub struct RunBufs {
     /// u64, one element: the attempt number of the step. It is written before a step begins, as its tokens are, so a list
     /// of commands that reads it can be replayed.
     pub step: Buf,
+    /// In which products the device may take faster sums for exact ones.
+    pub fast_accumulation: FastAccumulation,
 }
 
 /// In which forms a quantised tensor is kept.
@@ -242,8 +245,9 @@ impl Cx<'_> {
         };
         let [m, n, k] = [dy.cols(), x.cols(), x.rows()];
         let (a, b) = (dy.first(true)?, x.second(false)?);
+        let fast = self.run.fast_accumulation.in_gradients();
         let (write, accumulate) = self.grads.take(dst.param, self.microbatch)?;
-        let result = self.device.issue(&Cmd::Gemm { m, n, k, a, b, bias: None, out: dst.act.buf, accumulate });
+        let result = self.device.issue(&Cmd::Gemm { m, n, k, a, b, bias: None, out: dst.act.buf, accumulate, fast });
         self.grads.executed([write], &dst.act, result)?;
         dy.release(self)?;
         x.release(self)
@@ -300,7 +304,13 @@ impl Cx<'_> {
     /// `out = op(a) · op(b) + bias`, as an activation.
     pub fn gemm(&mut self, [m, n, k]: [usize; 3], a: Operand, b: Operand, bias: Option<Buf>) -> Result<Act> {
         let out = self.lease(m, n)?;
-        self.issue(Cmd::Gemm { m, n, k, a, b, bias, out: out.buf, accumulate: false })?;
+        let codes = |operand: Operand| Ok::<_, Error>(self.device.spec(operand.buf)?.dtype == Format::E4M3.dtype());
+        // Gradients are E5M2: a product of two E4M3 is one of F.
+        let fast = match codes(a)? && codes(b)? {
+            true => self.run.fast_accumulation.in_forward(),
+            false => self.run.fast_accumulation.in_gradients(),
+        };
+        self.issue(Cmd::Gemm { m, n, k, a, b, bias, out: out.buf, accumulate: false, fast })?;
         Ok(out)
     }
 

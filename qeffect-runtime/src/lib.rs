@@ -17,6 +17,7 @@ pub mod data;
 pub mod device;
 pub mod error;
 mod executor;
+pub mod fast;
 pub mod fuse;
 pub mod gpt;
 pub mod gradients;

@@ -149,7 +149,17 @@ mod tests {
         let operand = Operand { buf: a, scale_inv: None, transposed: true };
         for _ in 0..3 {
             device
-                .issue(&Cmd::Gemm { m: 4, n: 4, k: 4, a: operand, b: operand, bias: None, out, accumulate: false })
+                .issue(&Cmd::Gemm {
+                    m: 4,
+                    n: 4,
+                    k: 4,
+                    a: operand,
+                    b: operand,
+                    bias: None,
+                    out,
+                    accumulate: false,
+                    fast: false,
+                })
                 .unwrap();
         }
         let mut bytes = [0; 64];

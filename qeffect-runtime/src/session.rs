@@ -38,6 +38,7 @@ use crate::stage::Stage;
 use crate::transport::local::Fabric;
 use crate::worker::Worker;
 
+pub use crate::fast::FastAccumulation;
 pub use crate::gradients::GradDtype;
 pub use config::{OnNonFinite, SessionConfig};
 pub use footprint::Footprint;

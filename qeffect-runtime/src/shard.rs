@@ -31,6 +31,7 @@ use crate::cx::{Cx, RunBufs};
 use crate::data::Windows;
 use crate::device::{Buf, BufSpec, Device};
 use crate::error::{Error, Result};
+use crate::fast::FastAccumulation;
 use crate::gradients::{GradDtype, Grads};
 use crate::groups::Partition;
 use crate::optim::{NormPlan, OptimConfig};
@@ -55,6 +56,8 @@ pub struct ShardConfig {
     pub gradients: Gradients,
     /// What they are stored in.
     pub grad_dtype: GradDtype,
+    /// Which products in FP8 may be summed in fewer bits.
+    pub fast_accumulation: FastAccumulation,
     /// Where they are coalesced: microbatches of a group.
     pub coalesce: u32,
     /// Ranks that see other data of the same step; gradients are divided by microbatches times this.
@@ -143,6 +146,7 @@ impl<S: Stage> Shard<S> {
             targets,
             losses: act("losses", master, 1, m)?,
             step: act("attempt number of the step", Dtype::U64, 1, 1)?.buf,
+            fast_accumulation: config.fast_accumulation,
         };
         let steps = config.optim.steps as usize;
         let optim = OptimBufs {

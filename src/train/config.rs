@@ -8,7 +8,7 @@ use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::place::Place;
-use qeffect_runtime::session::{GradDtype, OnNonFinite};
+use qeffect_runtime::session::{FastAccumulation, GradDtype, OnNonFinite};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A run, as a TOML file says it. Every key may be left out; keys that do not exist are refused.
@@ -65,6 +65,9 @@ pub struct Pipeline {
     /// What coalesced gradients of matrices are stored in: `master` or `bf16`.
     #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
     pub grad_dtype: GradDtype,
+    /// Which FP8 products may be summed in fewer bits on a GPU: those of F (`forward`), `none`, or `all`.
+    #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
+    pub fast_accumulation: FastAccumulation,
 }
 
 /// `[optimizer]`: AdamW with linear warm-up and half a cosine.
@@ -146,6 +149,7 @@ impl Default for Pipeline {
             microbatches: 8,
             gradients: GradientChoice::default(),
             grad_dtype: GradDtype::default(),
+            fast_accumulation: FastAccumulation::default(),
         }
     }
 }

@@ -65,6 +65,7 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
         capture: config.run.capture,
         on_nonfinite: config.run.on_nonfinite,
         grad_dtype: config.pipeline.grad_dtype,
+        fast_accumulation: config.pipeline.fast_accumulation,
         verify: config.run.verify,
         ..SessionConfig::new(config.optimizer.adamw(), model.tokens())
     };

@@ -21,8 +21,8 @@ pub(super) struct Gemm {
 impl Gemm {
     /// Of a [`Cmd::Gemm`]; none of another command.
     pub(super) fn of(table: &Table, cmd: &Cmd) -> Result<Option<Gemm>, DeviceError> {
-        let Cmd::Gemm { m, n, k, a, b, bias, out, accumulate } = cmd else { return Ok(None) };
-        Gemm::new(table, [*m, *n, *k], a, b, *bias, *out, *accumulate).map(Some)
+        let Cmd::Gemm { m, n, k, a, b, bias, out, accumulate, fast } = cmd else { return Ok(None) };
+        Gemm::new(table, [*m, *n, *k], a, b, *bias, *out, [*accumulate, *fast]).map(Some)
     }
 
     /// `out[m, n] = a[m, k] · b[k, n] + bias[n]`, or added to what `out` holds. The library's sum of a product and what is
@@ -34,14 +34,12 @@ impl Gemm {
         b: &Operand,
         bias: Option<Buf>,
         out: Buf,
-        accumulate: bool,
+        [accumulate, fast]: [bool; 2],
     ) -> Result<Gemm, DeviceError> {
         let (left_type, left) = matrix(table, CMD, a.buf)?;
         let (right_type, right) = matrix(table, CMD, b.buf)?;
         let (out_type, out) = output(table, CMD, out)?;
         let bias = bias.map(|bias| table.get::<bf16>(CMD, bias)).transpose()?;
-        // As Transformer Engine has it: fast accumulation in F, whose operands are both E4M3, and exact sums in gradients.
-        let fast = left_type == Type::E4M3 && right_type == Type::E4M3 && out_type == Output::Bf16;
         let product = Product {
             rows: m,
             columns: n,
@@ -53,7 +51,7 @@ impl Gemm {
             right_transposed: !b.transposed,
             out: out_type,
             bias: bias.is_some(),
-            fast,
+            fast: fast && left_type.is_fp8(),
             // Weight gradients may be added to: one algorithm, without a split of the depth, for first and later ones.
             split: out_type == Output::Bf16,
             scaling: Scaling::Tensor,

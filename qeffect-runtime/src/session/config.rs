@@ -6,6 +6,7 @@ use core::str::FromStr;
 use qeffect_core::bind::Gradients;
 
 use crate::capture::CaptureMode;
+use crate::fast::FastAccumulation;
 use crate::gradients::GradDtype;
 use crate::optim::OptimConfig;
 
@@ -20,6 +21,8 @@ pub struct SessionConfig {
     pub gradients: Gradients,
     /// What they are stored in on that way.
     pub grad_dtype: GradDtype,
+    /// Which products in FP8 may be summed in fewer bits, on a device that can. It decides the bits of a run there.
+    pub fast_accumulation: FastAccumulation,
     /// Names the first weights.
     pub seed: u64,
     /// Accept a schedule whose order of microbatches gives other numbers than the ascending one.
@@ -75,6 +78,7 @@ impl SessionConfig {
             tokens,
             gradients: Gradients::Copied,
             grad_dtype: GradDtype::Master,
+            fast_accumulation: FastAccumulation::Forward,
             seed: 1,
             allow_order_dependent: false,
             capture: CaptureMode::Step,

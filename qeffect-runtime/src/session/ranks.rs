@@ -50,6 +50,7 @@ where
             microbatches: schedule.microbatches,
             gradients: config.gradients,
             grad_dtype: config.grad_dtype,
+            fast_accumulation: config.fast_accumulation,
             coalesce: schedule.coalesce,
             data_parallel: 1,
             tokens: config.tokens,

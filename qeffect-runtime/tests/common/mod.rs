@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
 pub mod how;
+pub mod tap;
 
 use qeffect_core::bind::Gradients;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
@@ -89,6 +90,7 @@ impl Solo {
             microbatches,
             gradients,
             grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
+            fast_accumulation: Default::default(),
             coalesce,
             data_parallel: 1,
             tokens: config.tokens(),

@@ -7,6 +7,7 @@ mod common;
 
 mod bit_for_bit;
 mod capture;
+mod fast;
 mod fuse;
 mod gradients;
 mod measured;

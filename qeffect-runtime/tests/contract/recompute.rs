@@ -36,6 +36,7 @@ fn run(config: &GptConfig, caps: Caps, recompute: bool) -> (Vec<u64>, BTreeMap<S
         norm: config.norm_plan().unwrap(),
         gradients: Gradients::Copied,
         grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
+        fast_accumulation: Default::default(),
         coalesce: 1,
     };
     let mut shard = Shard::new(Box::new(CpuDevice::with_caps(caps)), stages, shard_config).unwrap();

@@ -108,6 +108,7 @@ impl Bench {
             microbatches,
             gradients: Gradients::Copied,
             grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
+            fast_accumulation: Default::default(),
             coalesce: 1,
             data_parallel: 1,
             tokens: TOKENS,

@@ -23,13 +23,14 @@ const SHAPES: [[usize; 3]; 4] = [[64, 128, 256], [32, 64, 32], [48, 80, 144], [1
 #[test]
 fn fp8_products_with_exact_sums_give_the_same_bits() {
     let Some(mut pair) = Pair::new() else { return };
-    // F, dI, and dW.
-    for (case, (left, right, out_type, with_bias)) in [
+    // F, dI, and dW, with each way to accumulate.
+    for (case, (left, right, out_type, with_bias, fast)) in [
         (Format::E4M3, Format::E4M3, Dtype::Bf16, true),
         (Format::E5M2, Format::E4M3, Dtype::Bf16, false),
         (Format::E5M2, Format::E4M3, Dtype::F32, false),
     ]
     .into_iter()
+    .flat_map(|(left, right, out, bias)| [false, true].map(|fast| (left, right, out, bias, fast)))
     .enumerate()
     {
         for [m, n, k] in SHAPES {
@@ -41,8 +42,8 @@ fn fp8_products_with_exact_sums_give_the_same_bits() {
             let out = pair.empty("out", out_type, m, n);
             let a = Operand { buf: a, scale_inv: Some(fa), transposed: false };
             let b = Operand { buf: b, scale_inv: Some(fb), transposed: true };
-            pair.issue(Cmd::Gemm { m, n, k, a, b, bias, out, accumulate: false });
-            pair.same(&format!("{left:?} × {right:?}, {m} × {n} × {k}"), out);
+            pair.issue(Cmd::Gemm { m, n, k, a, b, bias, out, accumulate: false, fast });
+            pair.same(&format!("{left:?} × {right:?}, {m} × {n} × {k}, fast: {fast}"), out);
         }
     }
 }
@@ -60,7 +61,7 @@ fn bf16_products_with_exact_sums_give_the_same_bits_whichever_way_operands_are_s
                 let out = pair.empty("out", out_type, m, n);
                 let a = Operand { buf: a, scale_inv: None, transposed: first };
                 let b = Operand { buf: b, scale_inv: None, transposed: second };
-                pair.issue(Cmd::Gemm { m, n, k, a, b, bias, out, accumulate: false });
+                pair.issue(Cmd::Gemm { m, n, k, a, b, bias, out, accumulate: false, fast: false });
                 pair.same(&format!("{m} × {n} × {k}, transposed {first} {second}"), out);
             }
         }
@@ -84,7 +85,7 @@ fn adding_a_product_is_a_product_and_a_sum_bit_for_bit() {
             let [held, sum] = [0; 2].map(|_| pair.empty("out", Dtype::F32, m, n));
             let product = pair.empty("product", Dtype::F32, m, n);
             let start = pair.master("start", m, n);
-            let gemm = |out, accumulate| Cmd::Gemm { m, n, k, a, b, bias: None, out, accumulate };
+            let gemm = |out, accumulate| Cmd::Gemm { m, n, k, a, b, bias: None, out, accumulate, fast: false };
             for cmd in [
                 Cmd::Copy { src: start, dst: held },
                 gemm(held, true),
@@ -106,15 +107,20 @@ fn products_of_other_numbers_are_near() {
         let (x, y) = (pair.normal(m * k), pair.normal(n * k));
         let (fa, fb) = (pair.f32("left factor", 1, &[0.31]), pair.f32("right factor", 1, &[1.7]));
         // Fast accumulation keeps fewer bits of its sums; exact sums differ by their order alone.
-        for (left, out_type, bound) in
-            [(Format::E4M3, Dtype::Bf16, 5e-3), (Format::E5M2, Dtype::Bf16, 3e-3), (Format::E5M2, Dtype::F32, 2e-4)]
-        {
+        for (left, out_type, fast, bound) in [
+            (Format::E4M3, Dtype::Bf16, true, 5e-3),
+            (Format::E4M3, Dtype::Bf16, false, 3e-3),
+            (Format::E5M2, Dtype::Bf16, false, 3e-3),
+            (Format::E5M2, Dtype::Bf16, true, 5e-3),
+            (Format::E5M2, Dtype::F32, false, 2e-4),
+            (Format::E5M2, Dtype::F32, true, 5e-3),
+        ] {
             let (a, b) = (codes(&mut pair, left, k, &x), codes(&mut pair, Format::E4M3, k, &y));
             let out = pair.empty("out", out_type, m, n);
             let a = Operand { buf: a, scale_inv: Some(fa), transposed: false };
             let b = Operand { buf: b, scale_inv: Some(fb), transposed: true };
-            pair.issue(Cmd::Gemm { m, n, k, a, b, bias: None, out, accumulate: false });
-            pair.near(&format!("{left:?}, {m} × {n} × {k} → {out_type}"), out, bound);
+            pair.issue(Cmd::Gemm { m, n, k, a, b, bias: None, out, accumulate: false, fast });
+            pair.near(&format!("{left:?}, {m} × {n} × {k} → {out_type}, fast: {fast}"), out, bound);
         }
     }
 }
@@ -128,7 +134,7 @@ fn what_fp8_cannot_take_is_refused() {
     let factor = Some(pair.f32("factor", 1, &[1.0]));
     let out = pair.empty("out", Dtype::Bf16, m, n);
     let operand = |buf, transposed| Operand { buf, scale_inv: factor, transposed };
-    let cmd = |a, b| Cmd::Gemm { m, n, k, a, b, bias: None, out, accumulate: false };
+    let cmd = |a, b| Cmd::Gemm { m, n, k, a, b, bias: None, out, accumulate: false, fast: false };
     let found = pair.gpu.issue(&cmd(operand(a, false), operand(b, true))).unwrap_err().to_string();
     assert!(found.contains("`depth` is 24; FP8 needs a multiple of 16"), "{found}");
     let found = pair.gpu.issue(&cmd(operand(a, true), operand(b, true))).unwrap_err().to_string();

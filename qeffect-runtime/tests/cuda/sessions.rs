@@ -15,7 +15,7 @@ use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
 use qeffect_runtime::error::Error;
 use qeffect_runtime::gpt::{GptConfig, GptStage};
 use qeffect_runtime::optim::OptimConfig;
-use qeffect_runtime::session::{Evaluation, GradDtype, OnNonFinite, Session, SessionConfig};
+use qeffect_runtime::session::{Evaluation, FastAccumulation, GradDtype, OnNonFinite, Session, SessionConfig};
 use qeffect_schedules::{eval_loop, eval_v, further, library, zb_h1, zb_v};
 
 use crate::common::{Solo, batch};
@@ -218,6 +218,40 @@ fn gradients_in_bf16_give_the_same_bits_in_every_mode() {
         assert_eq!(*losses_of_first, losses, "{ranks} ranks, {capture}");
         same(values_of_first, &values, &format!("{ranks} ranks, {capture}"));
     }
+}
+
+/// However products of FP8 are summed, in every mode and on one rank or two; and each choice gives bits of its own.
+#[test]
+fn each_way_to_accumulate_gives_the_same_bits_in_every_mode() {
+    if !there_is_a_gpu() {
+        return;
+    }
+    let recipe = RECIPES[0].parse().unwrap();
+    let config = GptConfig { vocab: 256, hidden: 512, heads: 8, ffn: 512, layers: 2, seq: 64, sequences: 2, recipe };
+    let mut results: Vec<Values> = Vec::new();
+    for fast_accumulation in FastAccumulation::ALL {
+        let mut first: Option<(Vec<Vec<f64>>, Values)> = None;
+        for (ranks, capture) in [1, 2].into_iter().flat_map(|ranks| CaptureMode::ALL.map(|capture| (ranks, capture))) {
+            let checked = zb_h1::build(ranks, i64::from(MICROBATCHES)).unwrap();
+            let stages = config.stages(&blocks(&config, checked.schedule.stages)).unwrap();
+            let session_config = SessionConfig {
+                gradients: Gradients::Direct,
+                fast_accumulation,
+                capture,
+                ..SessionConfig::new(OPTIM, config.tokens())
+            };
+            let device = Box::new(CudaDevice::new(0).unwrap());
+            let mut session = Session::on_one_device(checked, stages, session_config, device).unwrap();
+            let losses = (0..6).map(|step| session.step(batch(&config, step, MICROBATCHES)).unwrap().losses).collect();
+            let values = session.snapshot().unwrap().values;
+            let what = format!("{fast_accumulation}, {ranks} ranks, {capture}");
+            let (wanted, values_of_first) = first.get_or_insert_with(|| (Vec::clone(&losses), values.clone()));
+            assert_eq!(*wanted, losses, "{what}");
+            same(values_of_first, &values, &what);
+        }
+        results.extend(first.map(|(_, values)| values));
+    }
+    assert!(results[0] != results[1] && results[1] != results[2], "sums in fewer bits are other sums");
 }
 
 // Case B47.

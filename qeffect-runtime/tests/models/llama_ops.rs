@@ -168,6 +168,7 @@ impl Rig {
             microbatches: MICROBATCHES,
             gradients: qeffect_core::bind::Gradients::Copied,
             grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
+            fast_accumulation: Default::default(),
             coalesce: 1,
             data_parallel: 1,
             tokens: SEQ * SEQUENCES,

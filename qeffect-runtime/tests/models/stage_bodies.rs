@@ -253,6 +253,7 @@ where
         norm: NormPlan::new(sizes.iter().map(|(path, size)| (path.as_str(), *size))).unwrap(),
         gradients: Default::default(),
         grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
+        fast_accumulation: Default::default(),
         coalesce: 1,
     };
     let mut shard = Shard::new(Box::new(CpuDevice::new()), vec![(STAGE, stage)], config).unwrap();

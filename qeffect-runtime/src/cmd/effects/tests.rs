@@ -152,12 +152,23 @@ impl Bench {
                     bias: None,
                     out,
                     accumulate: dice.below(2) == 0,
+                    fast: false,
                 }
             }
             4 => {
                 let (a, [b, out]) = (dice.pick(&self.square), dice.some(&self.matrices));
                 let bias = Some(dice.pick(&self.columns));
-                Cmd::Gemm { m: ROWS, n: COLS, k: ROWS, a: plain(a), b: plain(b), bias, out, accumulate: false }
+                Cmd::Gemm {
+                    m: ROWS,
+                    n: COLS,
+                    k: ROWS,
+                    a: plain(a),
+                    b: plain(b),
+                    bias,
+                    out,
+                    accumulate: false,
+                    fast: false,
+                }
             }
             5 | 6 => {
                 let [codes, transposed] = dice.some(&self.codes);
