@@ -3,6 +3,7 @@
 //! `qeffect train` and `examples/pretrain` are two ways to say what is run; everything else is here.
 
 mod config;
+mod health;
 mod held_out;
 mod report;
 mod run;

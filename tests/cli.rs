@@ -438,8 +438,21 @@ fn a_measured_trace_feeds_the_simulator() {
     assert_eq!(code, 0, "{said}");
     assert!(said.contains(&trace), "{said}");
     assert_eq!(run(&[]).1, 0);
-    let run = |name: &str| losses(&folder.0.join("runs").join(name));
-    assert_eq!(run("zb_v-fp8-delayed-seed1"), run("zb_v-fp8-delayed-seed1-2"), "measuring changes no bit");
+    let (told, code) = run(&["--health", "2"]);
+    assert_eq!(code, 0, "{told}");
+    assert!(told.contains("step     2  FP8 health, the worst 6 of") && !told.contains("step     1  FP8"), "{told}");
+    let run = |name: &str| folder.0.join("runs").join(name);
+    let [traced, plain, counted] = ["", "-2", "-3"].map(|n| run(&format!("zb_v-fp8-delayed-seed1{n}")));
+    assert_eq!(losses(&traced), losses(&plain), "measuring changes no bit");
+    assert_eq!(losses(&counted), losses(&plain), "counting changes no bit");
+    let metrics = std::fs::read_to_string(counted.join("metrics.jsonl")).expect("metrics");
+    let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let health: Vec<Value> = lines.filter(|line| line["kind"] == "health").collect();
+    let cells: Vec<&Value> = health.iter().flat_map(|line| line["cells"].as_array().expect("cells")).collect();
+    assert_eq!((health.len(), &health[0]["step"]), (1, &Value::from(1)));
+    // 4 blocks of 4 products and the head, each with 3 cells.
+    assert_eq!(cells.len(), 3 * (4 * 4 + 1));
+    assert!(cells.iter().all(|cell| cell["elements"].as_u64() > Some(0) && cell["frozen"] == false), "{cells:?}");
 
     let value: Value = serde_json::from_str(&std::fs::read_to_string(&trace).expect("a trace")).expect("JSON");
     let mut times: std::collections::BTreeMap<(usize, char), Vec<i64>> = Default::default();

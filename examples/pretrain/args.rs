@@ -1,5 +1,6 @@
 //! The command line of `pretrain`.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -103,6 +104,11 @@ pub struct Args {
     #[arg(long, default_value = "runs")]
     pub out: PathBuf,
 
+    /// Every N steps, tell what casts to FP8 lose and whether scales move; such a step runs command by command, with the
+    /// same bits
+    #[arg(long, value_name = "N")]
+    pub health: Option<NonZeroU64>,
+
     /// Write a trace of the last step: what each rank did and when. It runs action by action then, with the same bits;
     /// `qeffect schedule simulate --costs FILE` takes it as measured costs
     #[arg(long, value_name = "FILE")]
@@ -137,6 +143,7 @@ impl Args {
                 capture: self.capture,
                 on_nonfinite: self.on_nonfinite,
                 verify: self.verify,
+                health: self.health,
                 trace: self.trace.clone(),
                 ..Run::default()
             },

@@ -215,11 +215,14 @@ KERNEL(amax_bf16, 256)(const u16* x, u32* amax, u32* flag, i64 length) { fold_am
 
 KERNEL(amax_f32, 256)(const float* x, u32* amax, u32* flag, i64 length) { fold_amax(x, amax, flag, length); }
 
-// How a tensor fares under a scale: counts[0] += values that saturate, counts[1] += values that are not zero but become so,
-// counts[2] += values that are infinite or NaN. `largest` is the format's largest value, `vanishing` half its smallest.
-KERNEL(health_bf16, 256)(const u16* x, const float* scale, float largest, float vanishing, u64* counts, i64 length) {
+// How a tensor fares under a scale: counts[0] += its values, counts[1] += those that saturate, counts[2] += those that are
+// not zero but become so, counts[3] += those that are infinite or NaN; counts[4] becomes the bits of its largest magnitude,
+// if that is larger. `largest` is the format's largest value, `vanishing` half its smallest.
+template <class T>
+__device__ __forceinline__ void count_health(const T* x, const float* scale, float largest, float vanishing, u64* counts,
+                                             i64 length) {
     const float factor = *scale;
-    u32 saturated = 0, underflowed = 0, strange = 0;
+    u32 saturated = 0, underflowed = 0, strange = 0, magnitude = 0;
     const i64 stride = (i64)gridDim.x * blockDim.x * 8;
     for (i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8; at < length; at += stride) {
         float v[8];
@@ -228,17 +231,30 @@ KERNEL(health_bf16, 256)(const u16* x, const float* scale, float largest, float 
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const float scaled = fabsf(v[i] * factor);
-            const bool finite = (__float_as_uint(v[i]) & 0x7FFFFFFFu) < INFINITY_BITS;
+            const u32 bits = __float_as_uint(v[i]) & 0x7FFFFFFFu;
+            const bool finite = bits < INFINITY_BITS;
             strange += !finite;
             saturated += finite && scaled > largest;
             underflowed += v[i] != 0.0f && scaled <= vanishing;
+            magnitude = max(magnitude, bits > INFINITY_BITS ? 0u : bits);
         }
     }
     saturated = __reduce_add_sync(EVERY_LANE, saturated);
     underflowed = __reduce_add_sync(EVERY_LANE, underflowed);
     strange = __reduce_add_sync(EVERY_LANE, strange);
+    magnitude = __reduce_max_sync(EVERY_LANE, magnitude);
     if ((threadIdx.x & 31) != 0) return;
-    if (saturated) atomicAdd(counts, (u64)saturated);
-    if (underflowed) atomicAdd(counts + 1, (u64)underflowed);
-    if (strange) atomicAdd(counts + 2, (u64)strange);
+    if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(counts, (u64)length);
+    if (saturated) atomicAdd(counts + 1, (u64)saturated);
+    if (underflowed) atomicAdd(counts + 2, (u64)underflowed);
+    if (strange) atomicAdd(counts + 3, (u64)strange);
+    if (magnitude) atomicMax(counts + 4, (u64)magnitude);
+}
+
+KERNEL(health_bf16, 256)(const u16* x, const float* scale, float largest, float vanishing, u64* counts, i64 length) {
+    count_health(x, scale, largest, vanishing, counts, length);
+}
+
+KERNEL(health_f32, 256)(const float* x, const float* scale, float largest, float vanishing, u64* counts, i64 length) {
+    count_health(x, scale, largest, vanishing, counts, length);
 }

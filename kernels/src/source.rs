@@ -37,7 +37,7 @@ sources! {
     /// Casts to FP8, with what is fused into them.
     CAST = "cast.cu" {
         cast_bf16_e4m3, cast_bf16_e5m2, cast_f32_e4m3, cast_norm_e4m3, cast_gelu_e4m3, cast_gelu_backward_e5m2,
-        cast_silu_e4m3, cast_silu_backward_e5m2, cast_swiglu_e4m3, cast_swiglu_backward_e5m2, cast_loss_e5m2, health_bf16, amax_bf16, amax_f32,
+        cast_silu_e4m3, cast_silu_backward_e5m2, cast_swiglu_e4m3, cast_swiglu_backward_e5m2, cast_loss_e5m2, health_bf16, health_f32, amax_bf16, amax_f32,
     }
     /// Delayed scaling.
     SCALE = "scale.cu" { roll_scales, spread_scales }

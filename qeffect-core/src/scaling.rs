@@ -78,6 +78,16 @@ impl ScaleRule {
         }
     }
 
+    /// Whether an infinity in the history of a cell, its staged entry first, keeps its scale where it is: the roll to come
+    /// would leave it there, whatever is staged until then. With [`AmaxAlgo::MostRecent`] only a staged infinity does that.
+    pub fn is_frozen(&self, history: &[f32]) -> bool {
+        let counted = match self.algo {
+            AmaxAlgo::Max => history,
+            AmaxAlgo::MostRecent => &history[..history.len().min(1)],
+        };
+        counted.contains(&f32::INFINITY)
+    }
+
     /// Rolls every cell that ran: moves its staged amax into the window, sets its scale from the
     /// window, and clears the staging row.
     ///
@@ -195,6 +205,25 @@ mod tests {
 
         let mut cell = Cell::new(Fp8::E4M3, 0, AmaxAlgo::MostRecent, 4);
         assert_eq!([1.0, inf, 2.0].map(|amax| cell.roll(amax)), [448.0, 448.0, 224.0]);
+    }
+
+    #[test]
+    fn a_frozen_cell_is_one_whose_next_roll_leaves_the_scale() {
+        for (algo, length) in
+            [(AmaxAlgo::Max, 4), (AmaxAlgo::Max, 1), (AmaxAlgo::MostRecent, 4), (AmaxAlgo::MostRecent, 1)]
+        {
+            // Every place in the history, and none.
+            for place in 0..=length {
+                let mut cell = Cell::new(Fp8::E4M3, 0, algo, length);
+                cell.history.iter_mut().for_each(|amax| *amax = 2.0);
+                cell.history.get_mut(place).into_iter().for_each(|amax| *amax = f32::INFINITY);
+                let frozen = cell.rule.is_frozen(&cell.history);
+                stage(&mut cell.history[0], 3.0);
+                cell.rule.roll(&mut cell.scale, &mut cell.history, None).unwrap();
+                assert_eq!(frozen, cell.scale == [1.0], "{algo:?}, {length} entries, infinity at {place}");
+                assert_eq!(frozen, place < if algo == AmaxAlgo::Max { length } else { 1 });
+            }
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use qeffect_core::scaling::ScaleRule;
 use crate::cmd::fused::Fused;
 use crate::device::Buf;
 pub use crate::kernels::attention::AttentionShape;
+pub use crate::kernels::cast::HEALTH_WORDS;
 pub use crate::kernels::dropout::DropoutRate;
 #[cfg(doc)]
 use crate::kernels::dropout::dropout;
@@ -143,6 +144,21 @@ pub enum Cmd {
         amax: Option<Scalar>,
         /// Set, and never cleared, if `src` holds an infinity or NaN: the cast clips the one and hides the other.
         flag: Option<Buf>,
+    },
+    /// How a tensor fares under a scale, as [`Cmd::Quantise`] has it: adds to the counts of a cell the elements of `src`,
+    /// those that saturate, those that are not zero but become so, and those that are infinite or NaN; the last word becomes
+    /// the bits of the largest magnitude, if that is larger, where NaN is passed over.
+    Health {
+        /// Activation or master: f32 or bf16.
+        src: Buf,
+        /// The format.
+        format: Format,
+        /// The scale in force.
+        scale: Scalar,
+        /// u64, [`HEALTH_WORDS`] per cell.
+        counts: Buf,
+        /// Which cell.
+        cell: usize,
     },
     /// Rolls those of the given cells whose staged amax is not zero (see `qeffect_core::scaling`), in place.
     Roll {

@@ -20,7 +20,7 @@ use crate::executor::{Executor, Mail, Outlet};
 use crate::optim::{self, Measured};
 use crate::pool::KeptBytes;
 use crate::recompute::{Recomputed, StageTape};
-use crate::shard::{Mismatch, Shard};
+use crate::shard::{CellHealth, Mismatch, Shard};
 use crate::stage::Stage;
 use crate::timed::{Clock, Idle, Timed};
 use crate::transport::local::Fabric;
@@ -70,6 +70,8 @@ pub(crate) struct Pass<'a> {
     pub logits: bool,
     /// Time what is done, from this moment on.
     pub timed: Option<Instant>,
+    /// Count what casts lose.
+    pub health: bool,
 }
 
 /// What became of a pass, beside its outcome.
@@ -119,6 +121,8 @@ pub(crate) struct RankReport {
     pub launches: usize,
     /// What was done and when, if that was asked for.
     pub spans: Vec<Span>,
+    /// How the state cells fared, if that was asked for.
+    pub health: Vec<CellHealth>,
 }
 
 impl<S: Stage> RankState<S> {
@@ -217,9 +221,14 @@ impl<S: Stage> RankState<S> {
         let nodes = plan.rank(self.rank);
         let mut clock = pass.timed.map(Clock::new);
         let replayed = |captured: &&Captured| {
-            // A program of a whole step has no actions to time: then the step runs as code.
-            pass.mode == Mode::Train && (clock.is_none() || matches!(captured.programs, Programs::Actions(_)))
+            // A program of a whole step has no actions to time: then the step runs as code. So it does where casts are
+            // counted, for no program counts.
+            let timed = clock.is_none() || matches!(captured.programs, Programs::Actions(_));
+            pass.mode == Mode::Train && timed && !pass.health
         };
+        if pass.health {
+            self.shard.count_casts()?;
+        }
         let captured = self.captured.as_ref().filter(replayed);
         let launches = captured.map_or(0, Captured::launches);
         let result = match captured.map(|captured| (&captured.programs, &captured.effects)) {
@@ -254,10 +263,12 @@ impl<S: Stage> RankState<S> {
             }
         };
         let busy = start.elapsed().saturating_sub(wire.waited);
+        self.shard.stop_counting();
         match self.report(result, after, pass.route, busy, launches) {
             Ok(report) => {
                 link.finish();
-                Ok(RankReport { spans: clock.map_or_else(Vec::new, |clock| clock.spans), ..report })
+                let health = if pass.health { self.shard.health()? } else { Vec::new() };
+                Ok(RankReport { spans: clock.map_or_else(Vec::new, |clock| clock.spans), health, ..report })
             }
             Err(error) => {
                 link.abandon(&error.to_string());
@@ -349,6 +360,7 @@ impl<S: Stage> RankState<S> {
             mismatch,
             launches,
             spans,
+            health: Vec::new(),
         })
     }
 }

@@ -33,6 +33,7 @@ use crate::device::{Buf, Device, GraphId, SharedDevice};
 use crate::error::{Error, Result};
 use crate::fuse::fuse;
 use crate::rank::{Pass, RankReport, RankState, Route};
+pub use crate::shard::CellHealth;
 use crate::shard::{Mismatch, Tie};
 use crate::stage::Stage;
 use crate::transport::local::Fabric;
@@ -57,6 +58,23 @@ pub struct Session<S: Stage> {
     commits: u64,
     joint: Option<Joint>,
     broken: Option<String>,
+}
+
+/// What is to be told of a step beside its report.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ask {
+    Nothing,
+    /// What was done, and when.
+    Times,
+    /// How state cells fare.
+    Health,
+}
+
+/// A step, and what was asked of it.
+struct Attempt {
+    report: StepReport,
+    spans: Vec<Vec<Span>>,
+    health: Vec<CellHealth>,
 }
 
 /// The training step of all ranks as one list of a device that they share.
@@ -188,7 +206,7 @@ where
     ///
     /// The first error of any rank. Nothing has changed then but the step counter.
     pub fn step(&mut self, batch: impl Into<Arc<[Windows]>>) -> Result<StepReport> {
-        Ok(self.attempt(batch.into(), false)?.0)
+        Ok(self.attempt(batch.into(), Ask::Nothing)?.report)
     }
 
     /// The same step, bit for bit, with what each rank did and when, in the order in which it did it: for traces and
@@ -199,10 +217,23 @@ where
     ///
     /// As [`Session::step`].
     pub fn step_measured(&mut self, batch: impl Into<Arc<[Windows]>>) -> Result<(StepReport, Vec<Vec<Span>>)> {
-        self.attempt(batch.into(), true)
+        let Attempt { report, spans, .. } = self.attempt(batch.into(), Ask::Times)?;
+        Ok((report, spans))
     }
 
-    fn attempt(&mut self, batch: Arc<[Windows]>, timed: bool) -> Result<(StepReport, Vec<Vec<Span>>)> {
+    /// The same step, bit for bit, with how every state cell fared in it, by stage: what its casts lost, and whether its
+    /// scale moves. None where the recipe has no cells. The step runs command by command, whatever the mode of capture, with
+    /// a count beside each cast: it takes longer than others.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::step`].
+    pub fn step_health(&mut self, batch: impl Into<Arc<[Windows]>>) -> Result<(StepReport, Vec<CellHealth>)> {
+        let Attempt { report, health, .. } = self.attempt(batch.into(), Ask::Health)?;
+        Ok((report, health))
+    }
+
+    fn attempt(&mut self, batch: Arc<[Windows]>, ask: Ask) -> Result<Attempt> {
         let facts = self.route.bound.facts();
         self.check_batch(&batch, facts.microbatches)?;
         let learning_rate = self.config.optim.learning_rate(self.commits);
@@ -210,10 +241,12 @@ where
             return Err(Error::Config(format!("the run has {} steps, and they are done", self.config.optim.steps)));
         }
         let (mut reports, wall) = match &self.joint {
-            Some(_) if !timed => self.run_joint(batch)?,
-            _ => self.run(&self.route.clone(), Mode::Train, batch, false, timed)?,
+            Some(_) if ask == Ask::Nothing => self.run_joint(batch)?,
+            _ => self.run(&self.route.clone(), Mode::Train, batch, false, ask)?,
         };
         let spans = reports.iter_mut().map(|report| std::mem::take(&mut report.spans)).collect();
+        let mut health: Vec<CellHealth> = reports.iter_mut().flat_map(|report| report.health.drain(..)).collect();
+        health.sort_by_key(|cell| cell.stage);
         let first = reports.first().ok_or_else(|| Error::Config("no rank".into()))?;
         let losses: Vec<f64> = reports.iter().flat_map(|report| report.losses.iter().copied()).collect();
         self.commits = first.outcome.epoch;
@@ -228,7 +261,7 @@ where
             return Err(Error::NotFinite { step, what });
         }
         let launches = match self.joint {
-            Some(_) if !timed => 1,
+            Some(_) if ask == Ask::Nothing => 1,
             _ => reports.iter().map(|report| report.launches).sum(),
         };
         let report = StepReport {
@@ -251,7 +284,7 @@ where
             launches,
             losses,
         };
-        Ok((report, spans))
+        Ok(Attempt { report, spans, health })
     }
 
     /// Binds a forward-only schedule to this session.
@@ -299,7 +332,7 @@ where
     fn forward(&mut self, evaluation: &Evaluation, batch: Arc<[Windows]>, logits: bool) -> Result<Vec<RankReport>> {
         let microbatches = evaluation.route.bound.facts().microbatches;
         self.check_batch(&batch, microbatches)?;
-        let (reports, _) = self.run(&evaluation.route, Mode::Evaluate { microbatches }, batch, logits, false)?;
+        let (reports, _) = self.run(&evaluation.route, Mode::Evaluate { microbatches }, batch, logits, Ask::Nothing)?;
         Ok(reports)
     }
 
@@ -326,20 +359,20 @@ where
         mode: Mode,
         batch: Arc<[Windows]>,
         logits: bool,
-        timed: bool,
+        ask: Ask,
     ) -> Result<(Vec<RankReport>, Duration)> {
         if let Some(reason) = &self.broken {
             return Err(Error::Broken(reason.clone()));
         }
         route.fabric.reset();
         let start = Instant::now();
-        let timed = timed.then_some(start);
+        let (timed, health) = ((ask == Ask::Times).then_some(start), ask == Ask::Health);
         let replies: Vec<_> = self
             .workers
             .iter()
             .map(|worker| {
                 let (route, batch) = (route.clone(), batch.clone());
-                worker.call(move |state| state.run(&Pass { route: &route, mode, batch: &batch, logits, timed }))
+                worker.call(move |state| state.run(&Pass { route: &route, mode, batch: &batch, logits, timed, health }))
             })
             .collect();
         let results: Vec<Result<RankReport>> = replies.into_iter().map(|reply| reply.wait()).collect();

@@ -9,6 +9,7 @@
 
 mod agree;
 mod export;
+mod health;
 mod params;
 mod recording;
 mod tags;
@@ -43,6 +44,7 @@ use crate::state::{Bank, StageState};
 pub(crate) use agree::Exchange;
 pub use export::Named;
 use export::mean;
+pub use health::CellHealth;
 pub use tags::{Mismatch, REPORT_WORDS, TAG_WORDS};
 use ties::Held;
 pub(crate) use ties::Tie;
@@ -102,6 +104,7 @@ pub struct Shard<S> {
     config: ShardConfig,
     attempts: u64,
     tags: Option<tags::Tags>,
+    counters: health::Counters,
     ties: Vec<Held>,
     ties_across: bool,
 }
@@ -171,6 +174,7 @@ impl<S: Stage> Shard<S> {
             config,
             attempts: 0,
             tags: None,
+            counters: health::Counters::new(),
             ties: Vec::new(),
             ties_across: false,
         };

@@ -1,5 +1,6 @@
 //! `qeffect train`.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -22,6 +23,7 @@ Examples:
   qeffect train --config run.toml --schedule mine.csv  with another schedule
   qeffect train --set optimizer.steps=100 --set model.recipe=bf16
   qeffect train --trace trace.json                     what each rank did when, in the last step
+  qeffect train --health 50                            how the FP8 scales fare, every 50 steps
   qeffect schedule simulate zb_v -p 2 -m 8 --costs trace.json      the same costs, simulated
   qeffect train --print-config > run.toml              a file to start from")]
 pub struct Train {
@@ -40,6 +42,12 @@ pub struct Train {
     /// of the schedule commands takes the trace as measured costs.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Every N steps, tell what casts to FP8 lose and whether scales move
+    ///
+    /// The worst cells in a table, all of them in the run's metrics. Such a step runs command by command, whatever
+    /// `run.capture` says; the bits are the same. A traced step is not counted.
+    #[arg(long, value_name = "N")]
+    health: Option<NonZeroU64>,
     /// Print the run as a whole file, and do not start it
     #[arg(long)]
     print_config: bool,
@@ -92,7 +100,8 @@ impl Train {
         let wrong = |error: toml::de::Error| Failure::Usage(format!("{name}: {}", error.to_string().trim_end()));
         // The file alone first: its errors have lines.
         let file: Config = toml::from_str(&text).map_err(wrong)?;
-        if self.set.is_empty() && self.schedule.is_none() && self.trace.is_none() {
+        let nothing = self.set.is_empty() && self.schedule.is_none() && self.trace.is_none() && self.health.is_none();
+        if nothing {
             return Ok(file);
         }
         let mut table: toml::Table = text.parse().map_err(wrong)?;
@@ -108,6 +117,7 @@ impl Train {
         if self.trace.is_some() {
             config.run.trace.clone_from(&self.trace);
         }
+        config.run.health = self.health.or(config.run.health);
         Ok(config)
     }
 }

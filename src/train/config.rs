@@ -1,5 +1,6 @@
 //! What a run is: model, pipeline, optimizer, data, and what it leaves behind.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use qeffect_core::bind::GradientChoice;
@@ -128,6 +129,10 @@ pub struct Run {
     pub on_nonfinite: OnNonFinite,
     /// Tag what F keeps and have I and W compare the tags on the device: a mismatch makes the step bad and is named.
     pub verify: bool,
+    /// Every so many steps, count what casts to FP8 lose and tell how the state cells fare: the worst in a table, all of them
+    /// in the metrics. Such a step runs command by command, with the same bits as ever.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub health: Option<NonZeroU64>,
     /// A file for the trace of the run's last step: what each rank did and when. That step runs action by action, with
     /// the same bits as ever. Chrome and Perfetto open it, and `--costs` of `qeffect schedule` takes it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -180,6 +185,7 @@ impl Default for Run {
             capture: CaptureMode::default(),
             on_nonfinite: OnNonFinite::default(),
             verify: false,
+            health: None,
             trace: None,
         }
     }

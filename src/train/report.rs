@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use qeffect_core::measured::Span;
 use serde::Serialize;
 
-use super::{Result, TrainError};
+use super::{Result, TrainError, health};
 
 /// One line of `metrics.jsonl`.
 #[derive(Serialize)]
@@ -27,6 +27,8 @@ pub enum Metric<'a> {
     },
     /// One training step. Loss in nats per byte.
     Step { step: u64, loss: f64, grad_norm: f64, lr: f64, tokens: u64, seconds: f64, bubble: f64, skipped: bool },
+    /// How the state cells fared in a step.
+    Health { step: u64, cells: Vec<health::Cell<'a>> },
     /// One evaluation over held-out bytes; `elapsed` counts from the first step, evaluations included.
     Eval { step: u64, loss: f64, bytes: u64, seconds: f64, elapsed: f64 },
 }

@@ -16,6 +16,7 @@ use qeffect_runtime::sample::{self, Sampling};
 use qeffect_runtime::session::{Session, SessionConfig, StepReport};
 
 use super::config::Config;
+use super::health;
 use super::held_out::HeldOut;
 use super::report::{Metric, RunFolder, TraceFile};
 use super::{Result, TrainError};
@@ -231,6 +232,14 @@ fn train(
             (0..microbatches).map(|m| data.microbatch(seed, step, m, config.model.sequences)).collect();
         let last = step + 1 == steps;
         let report = match trace.take_if(|_| last) {
+            None if config.run.health.is_some_and(|every| (step + 1) % every == 0) => {
+                let (report, cells) = session.step_health(batch)?;
+                if !cells.is_empty() {
+                    tell(&bar, &health::table(step + 1, &cells));
+                }
+                folder.record(&Metric::Health { step: report.step, cells: cells.iter().map(Into::into).collect() })?;
+                report
+            }
             None => session.step(batch)?,
             Some(trace) => {
                 let (report, spans) = session.step_measured(batch)?;
@@ -260,11 +269,7 @@ fn train(
             history.held_out_bytes = bytes;
             let line =
                 format!("step {:>5}  held-out loss {loss:.3} nats per byte over {} bytes", step + 1, thousands(bytes));
-            if bar.is_hidden() {
-                println!("{line}")
-            } else {
-                bar.println(line)
-            }
+            tell(&bar, &line);
             folder.record(&Metric::Eval {
                 step: report.step,
                 loss,
@@ -276,6 +281,11 @@ fn train(
     }
     bar.finish_and_clear();
     Ok(history)
+}
+
+/// Prints above the bar, or where there is none.
+fn tell(bar: &ProgressBar, text: &str) {
+    if bar.is_hidden() { println!("{text}") } else { bar.println(text) }
 }
 
 fn generate(config: &Config, data: &ByteData, session: &mut Session<GptStage>, held_out: &HeldOut) -> Result<String> {

@@ -7,12 +7,14 @@ use half::bf16;
 use qeffect_core::fp8::Fp8;
 
 use crate::error::{Error, Result};
-use crate::memory::Span;
+use crate::memory::{Element, Span};
 use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, plain_arguments};
 
 /// Rows and columns of a tile.
 pub const TILE: usize = 64;
 const THREADS: usize = 128;
+/// Words that [`Kernels::health`] counts in.
+pub const HEALTH_WORDS: usize = 5;
 
 /// Where transposed codes go: one line per column of the matrix.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -329,8 +331,9 @@ impl Kernels {
         self.tiles(stream, kernel, &[&x, &dy], (shape.0, 2 * shape.1), outputs)
     }
 
-    /// How a tensor fares under a scale: adds to three counts the values that saturate, those that are not zero but become
-    /// so, and those that are infinite or NaN.
+    /// How a tensor fares under a scale: adds to [`HEALTH_WORDS`] counts its values, those that saturate, those that are not
+    /// zero but become so, and those that are infinite or NaN; the last word becomes the bits of its largest magnitude, if
+    /// that is larger, where NaN is passed over.
     pub fn health(
         &self,
         stream: &CudaStream,
@@ -339,12 +342,35 @@ impl Kernels {
         scale: Span<f32>,
         counts: Span<u64>,
     ) -> Result {
-        let kernel = "health_bf16";
+        self.count_health(stream, "health_bf16", format, x, scale, counts)
+    }
+
+    /// As [`Kernels::health`], of a float tensor.
+    pub fn health_master(
+        &self,
+        stream: &CudaStream,
+        format: Fp8,
+        x: Span<f32>,
+        scale: Span<f32>,
+        counts: Span<u64>,
+    ) -> Result {
+        self.count_health(stream, "health_f32", format, x, scale, counts)
+    }
+
+    fn count_health<T: Element>(
+        &self,
+        stream: &CudaStream,
+        kernel: &'static str,
+        format: Fp8,
+        x: Span<T>,
+        scale: Span<f32>,
+        counts: Span<u64>,
+    ) -> Result {
         expect(kernel, "x", x, x.len())?;
         expect(kernel, "scale", scale, 1)?;
-        expect(kernel, "counts", counts, 3)?;
+        expect(kernel, "counts", counts, HEALTH_WORDS)?;
         let (largest, vanishing) = (format.max(), format.decode(1) / 2.0);
-        let blocks = x.len().div_ceil(256 * 8).min(1024);
+        let blocks = x.len().div_ceil(256 * 8).clamp(1, 1024);
         let len = x.len() as i64;
         self.launch(stream, kernel, [blocks, 1], 256, 0, &[&x, &scale, &largest, &vanishing, &counts, &len])
     }

@@ -4,7 +4,7 @@ use half::bf16;
 use qeffect_core::fp8::{self, Fp8};
 use qeffect_kernels::Buffer;
 use qeffect_kernels::launch::cast::{
-    Codes, ColumnScratch, ColumnSums, LossGradient, Normalised, Outputs, TILE, Transposed, partial_sums,
+    Codes, ColumnScratch, ColumnSums, HEALTH_WORDS, LossGradient, Normalised, Outputs, TILE, Transposed, partial_sums,
 };
 
 use crate::rig::{Rig, SHAPES, bf16_bits, bits, close, floats, numbers, rig, rounded, values};
@@ -306,16 +306,27 @@ fn health_counts_what_a_cast_loses() {
         x[7] = bf16::NAN;
         x[8] = bf16::INFINITY;
         x[9] = bf16::ZERO;
-        let (source, factor, counts) = (rig.upload(&x), rig.upload(&[scale]), rig.upload(&[0u64; 3]));
+        let (source, factor, counts) = (rig.upload(&x), rig.upload(&[scale]), rig.upload(&[0u64; HEALTH_WORDS]));
         rig.kernels.health(&rig.stream, format, source.span(), factor.span(), counts.span()).unwrap();
         let count = |f: &dyn Fn(f32) -> bool| x.iter().filter(|x| f(x.to_f32())).count() as u64;
         let want = [
+            x.len() as u64,
             count(&|x| x.is_finite() && (x * scale).abs() > format.max()),
             count(&|x| x != 0.0 && format.encode(x * scale) & 0x7F == 0),
             2,
+            u64::from(f32::INFINITY.to_bits()),
         ];
         assert_eq!(counts.read().unwrap(), want);
-        assert!(want[0] + want[1] > 0, "the case is not empty");
+        assert!(want[1] + want[2] > 0, "the case is not empty");
+        // Masters, and counts that are added to.
+        (x[7], x[8]) = (bf16::ZERO, bf16::ONE);
+        let masters: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
+        let (masters, counts) = (rig.upload(&masters), rig.upload(&[1u64; HEALTH_WORDS]));
+        rig.kernels.health_master(&rig.stream, format, masters.span(), factor.span(), counts.span()).unwrap();
+        let (of_ones, of_zeros) = ((scale > format.max()) as u64, (format.encode(scale) & 0x7F == 0) as u64);
+        let amax = x.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max);
+        let want = [want[0] + 1, want[1] + of_ones + 1, want[2] + of_zeros + 1, 1, u64::from(amax.to_bits())];
+        assert_eq!(counts.read().unwrap(), want);
     }
 }
 

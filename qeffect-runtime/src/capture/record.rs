@@ -1,5 +1,7 @@
 //! A device that can write down what it is asked to do instead of doing it.
 
+use std::collections::BTreeMap;
+
 use qeffect_core::execute::Port;
 use qeffect_core::ledger::Action;
 
@@ -62,12 +64,26 @@ pub(crate) struct Trace {
 pub(crate) struct Recorder {
     device: Box<dyn Device>,
     trace: Option<Trace>,
+    /// What casts lose is counted: where, by the history that they stage their amax in.
+    counters: Option<BTreeMap<Buf, Buf>>,
 }
 
 impl Recorder {
     /// Passes everything on.
     pub fn new(device: Box<dyn Device>) -> Recorder {
-        Recorder { device, trace: None }
+        Recorder { device, trace: None, counters: None }
+    }
+
+    /// From now on, what is counted beside casts that stage an amax; none: nothing.
+    pub fn count_casts(&mut self, counters: Option<BTreeMap<Buf, Buf>>) {
+        self.counters = counters;
+    }
+
+    /// The count that belongs to a cast.
+    fn health(&self, cmd: &Cmd) -> Option<Cmd> {
+        let Cmd::Quantise { src, format, scale, amax: Some(amax), .. } = *cmd else { return None };
+        let counts = *self.counters.as_ref()?.get(&amax.buf)?;
+        Some(Cmd::Health { src, format, scale, counts, cell: amax.index })
     }
 
     /// From now on nothing is carried out.
@@ -123,7 +139,10 @@ impl Device for Recorder {
 
     fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
         match &self.trace {
-            None => self.device.issue(cmd),
+            None => {
+                self.device.issue(cmd)?;
+                self.health(cmd).map_or(Ok(()), |count| self.device.issue(&count))
+            }
             Some(_) => {
                 self.log(Entry::Cmd(cmd.clone()));
                 Ok(())

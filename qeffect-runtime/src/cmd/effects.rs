@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{Beside, Cmd, Operand, Scalar};
+use super::{Beside, Cmd, HEALTH_WORDS, Operand, Scalar};
 use crate::device::{Buf, BufSpec, DeviceError};
 use crate::kernels::optimizer::norm_pieces;
 
@@ -20,7 +20,7 @@ pub enum Mode {
     Write,
     /// Read and written in place, or written under a condition.
     Update,
-    /// A maximum, or a flag that is raised: such accesses commute with each other, and with nothing else.
+    /// A maximum, a count that is added to, or a flag that is raised: such accesses commute with each other, and with nothing else.
     Fold,
 }
 
@@ -172,6 +172,11 @@ impl Cmd {
                     t.one(Mode::Fold, *amax);
                 }
                 &mut t
+            }
+            Cmd::Health { src, scale, counts, cell, .. } => {
+                let first = cell.saturating_mul(HEALTH_WORDS);
+                let words = first..first.saturating_add(HEALTH_WORDS);
+                t.read([*src]).one(Mode::Read, *scale).add(Mode::Fold, *counts, words)
             }
             // The staging entry stands for its column: what lies behind it is touched by rolls and whole copies alone.
             Cmd::Roll { scales, history, cells, unless, .. } => {

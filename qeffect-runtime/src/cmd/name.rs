@@ -13,6 +13,7 @@ impl Cmd {
             Cmd::Gemm { .. } => "gemm",
             Cmd::GroupGemm { .. } => "group_gemm",
             Cmd::Quantise { .. } => "quantise",
+            Cmd::Health { .. } => "health",
             Cmd::Roll { .. } => "roll",
             Cmd::Embed { .. } => "embed",
             Cmd::EmbedGrad { .. } => "embed_grad",

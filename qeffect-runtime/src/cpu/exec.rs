@@ -119,6 +119,11 @@ pub(super) fn run(table: &mut Table, workspace: &mut Workspace, cmd: &Cmd) -> Re
             Dtype::Bf16 => run.quantise::<bf16>(),
             found => Err(run.not(*src, found, "f32 or bf16")),
         },
+        Cmd::Health { src, .. } => match run.dtype(*src)? {
+            Dtype::F32 => run.health::<f32>(),
+            Dtype::Bf16 => run.health::<bf16>(),
+            found => Err(run.not(*src, found, "f32 or bf16")),
+        },
         Cmd::Roll { .. } => run.roll(),
         Cmd::Embed { out, .. } => by_activation!(run, *out, embed),
         Cmd::EmbedGrad { dy, .. } => by_activation!(run, *dy, embed_grad),

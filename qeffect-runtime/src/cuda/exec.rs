@@ -24,7 +24,7 @@ use super::scratch::Scratch;
 use super::table::{Stored, Table};
 use super::unit::Piece;
 use crate::cmd::effects::Mode;
-use crate::cmd::{AttentionShape, Beside, Cmd, Scalar, SlotTag};
+use crate::cmd::{AttentionShape, Beside, Cmd, HEALTH_WORDS, Scalar, SlotTag};
 use crate::device::{Buf, BufSpec, DeviceError};
 use crate::kernels::optimizer::norm_pieces;
 
@@ -108,6 +108,17 @@ impl Lane<'_> {
                     k.cast_master(stream, t.get(name, *src)?, shape, outputs).map_err(failed)
                 }),
             },
+            Cmd::Health { src, format, scale, counts, cell } => {
+                let words = cell * HEALTH_WORDS..(cell + 1) * HEALTH_WORDS;
+                let short = || t.short(name, *counts, words.end);
+                let words = t.get::<u64>(name, *counts)?.part(words.clone()).ok_or_else(short)?;
+                let scale = t.scalar(name, *scale)?;
+                match t.spec(*src)?.dtype {
+                    Dtype::Bf16 => k.health(stream, *format, t.get(name, *src)?, scale, words),
+                    _ => k.health_master(stream, *format, t.get(name, *src)?, scale, words),
+                }
+                .map_err(failed)
+            }
             Cmd::Roll { scales, history, cells, rule, unless } => {
                 let unless = unless.map(|flag| t.scalar(name, first(flag))).transpose()?;
                 let (scales, history) = (t.get::<f32>(name, *scales)?, t.get(name, *history)?);

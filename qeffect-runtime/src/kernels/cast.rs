@@ -87,6 +87,29 @@ fn quantise_with<E: Elem<Acc = f32>>(x: &[E], scale: f32, codes: &mut [u8], enco
     seen.noticed()
 }
 
+/// Words that [`health`] counts in.
+pub const HEALTH_WORDS: usize = 5;
+
+/// How a tensor fares under a scale. Adds to `counts`: its elements, those whose scaled magnitude is beyond the largest code,
+/// those that are not zero and whose code is, and those that are infinite or NaN. The last word becomes the bits of the
+/// largest magnitude, if that is larger; NaN is passed over.
+pub fn health<E: Elem<Acc = f32>>(format: Fp8, x: &[E], scale: f32, counts: &mut [u64; HEALTH_WORDS]) {
+    // Half the smallest code is the largest magnitude that is rounded to zero, to even.
+    let (largest, vanishing) = (format.max(), format.decode(1) / 2.0);
+    let [elements, saturated, underflowed, strange, magnitude] = counts;
+    for x in x {
+        let x = x.load();
+        let scaled = (x * scale).abs();
+        *saturated += u64::from(x.is_finite() && scaled > largest);
+        *underflowed += u64::from(x != 0.0 && scaled <= vanishing);
+        *strange += u64::from(!x.is_finite());
+        if !x.is_nan() {
+            *magnitude = (*magnitude).max(u64::from(x.abs().to_bits()));
+        }
+    }
+    *elements += x.len() as u64;
+}
+
 /// Casts a matrix of `rows` × `columns` and writes the codes row-major and transposed.
 pub fn quantise_transposed<E: Elem<Acc = f32>>(
     format: Fp8,

@@ -10,6 +10,7 @@ mod capture;
 mod fast;
 mod fuse;
 mod gradients;
+mod health;
 mod measured;
 mod orders;
 mod placements;

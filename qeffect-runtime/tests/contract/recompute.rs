@@ -120,7 +120,7 @@ fn recomputed_tapes_change_no_bit() {
 }
 
 /// The same schedule with R in front of the backwards of the chosen actions.
-fn with_recomputation(checked: &Checked, chosen: impl Fn(Item) -> bool) -> Checked {
+pub fn with_recomputation(checked: &Checked, chosen: impl Fn(Item) -> bool) -> Checked {
     let mut schedule = checked.schedule.clone();
     let (mut items, mut starts) = (Vec::new(), vec![0]);
     for rank in 0..schedule.ranks {

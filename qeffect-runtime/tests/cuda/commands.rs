@@ -5,7 +5,9 @@ use qeffect_core::dtype::Dtype;
 use qeffect_core::fp8::Fp8 as Format;
 use qeffect_core::recipe::AmaxAlgo;
 use qeffect_core::scaling::ScaleRule;
-use qeffect_runtime::cmd::{AdamWConfig, AttentionShape, Cmd, DropoutKey, DropoutRate, RotaryShape, Scalar};
+use qeffect_runtime::cmd::{
+    AdamWConfig, AttentionShape, Cmd, DropoutKey, DropoutRate, HEALTH_WORDS, RotaryShape, Scalar,
+};
 use qeffect_runtime::device::{BufSpec, Device, DeviceError};
 use qeffect_runtime::kernels::rotary::rotary_table;
 
@@ -58,6 +60,35 @@ fn casts_give_the_same_bytes_factors_maxima_and_flags() {
                 }
                 assert_eq!(pair.read(flag)[1][0], u8::from(broken), "{what}");
             }
+        }
+    }
+}
+
+#[test]
+fn counts_of_what_casts_lose_are_the_same() {
+    let Some(mut pair) = Pair::new() else { return };
+    for (case, (rows, cols)) in SHAPES.into_iter().enumerate() {
+        for (float, format) in [(false, Format::E4M3), (false, Format::E5M2), (true, Format::E4M3)] {
+            let counts = pair.bytes("counts", Dtype::U64, 3, HEALTH_WORDS, &[0; 3 * 8 * HEALTH_WORDS]);
+            // The same cell again and again: counts add up.
+            for (spread, scale) in [(1.0, 1.0), (3000.0, 0.37), (1e-3, 41.0), (1e-4, 1e-3), (2.0, 3e4)] {
+                let mut values: Vec<f32> = pair.normal(rows * cols).iter().map(|x| x * spread).collect();
+                values[7] = 0.0;
+                if case == 1 && scale == 1.0 {
+                    values[9] = f32::NAN;
+                    values[11] = f32::NEG_INFINITY;
+                }
+                let src = if float { pair.f32("x", cols, &values) } else { pair.bf16("x", cols, &values) };
+                let scales = pair.f32("scales", 3, &[9.0, scale, 9.0]);
+                let scale = Scalar { buf: scales, index: 1 };
+                pair.issue(Cmd::Health { src, format, scale, counts, cell: 1 });
+            }
+            pair.same(&format!("{rows} × {cols}, {format:?}"), counts);
+            let [found, _] = pair.read(counts);
+            let words: Vec<u64> = found.chunks_exact(8).map(|x| u64::from_le_bytes(x.try_into().unwrap())).collect();
+            let [before, cell, after] = words.as_chunks::<HEALTH_WORDS>().0 else { panic!("three cells") };
+            assert!(before.iter().chain(after).all(|word| *word == 0), "other cells are left alone");
+            assert!(cell[1] > 0 && cell[2] > 0 && cell[3] == if case == 1 { 2 } else { 0 }, "{cell:?}");
         }
     }
 }

@@ -254,6 +254,39 @@ fn each_way_to_accumulate_gives_the_same_bits_in_every_mode() {
     assert!(results[0] != results[1] && results[1] != results[2], "sums in fewer bits are other sums");
 }
 
+/// Steps in which casts are counted have the bits of the others, and count the same in every mode.
+#[test]
+fn counting_what_casts_lose_changes_nothing_in_any_mode() {
+    if !there_is_a_gpu() {
+        return;
+    }
+    let config = model(RECIPES[0]);
+    let wanted = wanted(&config, Gradients::Direct);
+    let mut first = None;
+    for capture in CaptureMode::ALL {
+        let device = Box::new(CudaDevice::new(0).unwrap());
+        let mut session = session(&config, zb_v::<2, 4>().clone(), (Gradients::Direct, capture), device).unwrap();
+        let mut told = Vec::new();
+        for step in 0..STEPS {
+            let batch = batch(&config, step, MICROBATCHES);
+            let report = if step % 3 == 1 {
+                let (report, cells) = session.step_health(batch).unwrap();
+                assert!(cells.iter().all(|cell| cell.elements > 0 && cell.not_finite == 0 && !cell.frozen));
+                told.push(cells);
+                report
+            } else {
+                session.step(batch).unwrap()
+            };
+            assert_eq!(report.losses, wanted.losses[step as usize], "{capture}, step {step}");
+            if COMPARED.contains(&step) {
+                let values = session.snapshot().unwrap().values;
+                same(&wanted.values[&step], &values, &format!("{capture}, step {step}"));
+            }
+        }
+        assert!(*first.get_or_insert_with(|| told.clone()) == told, "{capture}: other counts");
+    }
+}
+
 // Case B47.
 #[test]
 fn a_gpu_that_is_nearly_full_gives_the_same_bits() {

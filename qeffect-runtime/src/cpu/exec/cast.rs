@@ -1,6 +1,7 @@
 //! Casts to FP8, and the cells whose scales they read.
 
 use super::{Result, Run, first, kernel};
+use crate::cmd::HEALTH_WORDS;
 use crate::cpu::table::Store;
 use crate::device::DeviceError;
 use crate::kernels::{Elem, cast};
@@ -66,6 +67,18 @@ impl Run<'_> {
             _ => {}
         }
         Ok(())
+    }
+
+    pub(super) fn health<E: Elem<Acc = f32> + Store>(&mut self) -> Result {
+        fields!(self, Health { src, format, scale, counts, cell });
+        let name = self.name;
+        let factor = self.table.scalar::<f32>(name, *scale)?;
+        self.table.write(name, [*counts], |table, [data]| {
+            let short = || table.short(name, *counts, (cell + 1) * HEALTH_WORDS);
+            let (words, _) = table.out::<u64>(name, *counts, data)?.as_chunks_mut::<HEALTH_WORDS>();
+            cast::health(*format, table.get::<E>(name, *src)?, factor, words.get_mut(*cell).ok_or_else(short)?);
+            Ok(())
+        })
     }
 
     pub(super) fn roll(&mut self) -> Result {
