@@ -217,7 +217,7 @@ KERNEL(amax_f32, 256)(const float* x, u32* amax, u32* flag, i64 length) { fold_a
 
 // How a tensor fares under a scale: counts[0] += its values, counts[1] += those that saturate, counts[2] += those that are
 // not zero but become so, counts[3] += those that are infinite or NaN; counts[4] becomes the bits of its largest magnitude,
-// if that is larger. `largest` is the format's largest value, `vanishing` half its smallest.
+// if that is larger; counts[5] += 1. `largest` is the format's largest value, `vanishing` half its smallest.
 template <class T>
 __device__ __forceinline__ void count_health(const T* x, const float* scale, float largest, float vanishing, u64* counts,
                                              i64 length) {
@@ -244,7 +244,10 @@ __device__ __forceinline__ void count_health(const T* x, const float* scale, flo
     strange = __reduce_add_sync(EVERY_LANE, strange);
     magnitude = __reduce_max_sync(EVERY_LANE, magnitude);
     if ((threadIdx.x & 31) != 0) return;
-    if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(counts, (u64)length);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        atomicAdd(counts, (u64)length);
+        atomicAdd(counts + 5, (u64)1);
+    }
     if (saturated) atomicAdd(counts + 1, (u64)saturated);
     if (underflowed) atomicAdd(counts + 2, (u64)underflowed);
     if (strange) atomicAdd(counts + 3, (u64)strange);

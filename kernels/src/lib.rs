@@ -4,13 +4,14 @@
 //! missing is an error that says what to do. Sources are embedded ([`source`]), compiled by NVRTC for the GPU that is
 //! found ([`compile`]) and kept on disk ([`cache`]), so a second start compiles nothing.
 //!
-//! Every kernel gives the same bits on every launch: sums have a fixed order, and atomics are integer maxima and ors
-//! only. Products and sums are not contracted where the cpu device does not contract them, subnormal numbers are kept.
+//! Every kernel gives the same bits on every launch: sums of floats have a fixed order, and atomics are integer sums,
+//! maxima and ors only. Products and sums are not contracted where the cpu device does not contract them, subnormal numbers are kept.
 
 pub mod arch;
 pub mod cache;
 pub mod compile;
 pub mod error;
+pub mod event;
 pub mod gemm;
 pub mod graph;
 pub mod launch;

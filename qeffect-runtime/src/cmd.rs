@@ -146,8 +146,8 @@ pub enum Cmd {
         flag: Option<Buf>,
     },
     /// How a tensor fares under a scale, as [`Cmd::Quantise`] has it: adds to the counts of a cell the elements of `src`,
-    /// those that saturate, those that are not zero but become so, and those that are infinite or NaN; the last word becomes
-    /// the bits of the largest magnitude, if that is larger, where NaN is passed over.
+    /// those that saturate, those that are not zero but become so, and those that are infinite or NaN; the next word becomes
+    /// the bits of the largest magnitude, if that is larger, where NaN is passed over; to the last one is added.
     Health {
         /// Activation or master: f32 or bf16.
         src: Buf,

@@ -13,6 +13,7 @@ mod gpu;
 mod graph;
 mod lanes;
 mod layout;
+mod marks;
 mod product;
 mod scratch;
 mod table;
@@ -21,6 +22,7 @@ mod unit;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use qeffect_kernels::gemm::{Algorithms, Plan, Product, Scaling};
 use qeffect_kernels::graph::Shape;
@@ -28,7 +30,7 @@ use qeffect_kernels::pinned::Ring;
 use qeffect_kernels::{CudaStream, Error as KernelError};
 
 use crate::cmd::Cmd;
-use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId, Mark};
 use crate::error::Result;
 
 pub use dry::DryRun;
@@ -36,6 +38,7 @@ pub use dry::DryRun;
 use exec::Lane;
 use gpu::Gpu;
 use graph::Graphs;
+use marks::Marks;
 use product::{Gemm, Group};
 use scratch::{Need, Scratch};
 use table::Table;
@@ -59,6 +62,7 @@ pub struct CudaDevice {
     scratch: Vec<Scratch>,
     table: Table,
     ring: Ring,
+    marks: Marks,
     stream: Arc<CudaStream>,
     gpu: Arc<Gpu>,
 }
@@ -96,6 +100,7 @@ impl CudaDevice {
             scratch,
             table: Table::new(context),
             ring: Ring::new(context)?,
+            marks: Marks::default(),
             stream: context.new_stream().map_err(driver)?,
             gpu,
         })
@@ -224,5 +229,13 @@ impl Device for CudaDevice {
 
     fn drop_graph(&mut self, graph: GraphId) -> std::result::Result<(), DeviceError> {
         self.graphs.drop(graph)
+    }
+
+    fn mark(&mut self) -> std::result::Result<Option<Mark>, DeviceError> {
+        self.marks.mark(&self.gpu.context, &self.stream).map(Some)
+    }
+
+    fn times(&mut self, marks: &[Mark]) -> std::result::Result<Vec<Duration>, DeviceError> {
+        self.marks.times(marks)
     }
 }

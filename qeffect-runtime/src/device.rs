@@ -6,9 +6,10 @@
 
 mod shared;
 
-pub use shared::SharedDevice;
+pub use shared::{SharedDevice, Turn};
 
 use core::fmt;
+use core::time::Duration;
 
 use qeffect_core::dtype::Dtype;
 
@@ -89,6 +90,10 @@ impl GraphId {
     }
 }
 
+/// A point in what a device was given to do. It belongs to the device that made it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Mark(pub(crate) u32);
+
 /// Owner of buffers, executor of commands.
 pub trait Device: Send {
     /// Its name, for messages and tables.
@@ -124,6 +129,25 @@ pub trait Device: Send {
 
     /// Forgets such a list. Its number is not given out again.
     fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError>;
+
+    /// Keeps others who share the device from giving it anything to do, until the turn is over: they wait. Who holds it waits
+    /// for none of them. `None`: there are no others.
+    fn hold(&mut self) -> Option<Turn> {
+        None
+    }
+
+    /// Marks the point behind all that was issued and launched so far, to be timed: nothing is waited for. `None`: the device
+    /// keeps no time, and who wants to know waits for it.
+    fn mark(&mut self) -> Result<Option<Mark>, DeviceError> {
+        Ok(None)
+    }
+
+    /// The times from the first of these marks to each, in the order in which they are given. Waits until the device has come
+    /// to all of them, and forgets them.
+    fn times(&mut self, marks: &[Mark]) -> Result<Vec<Duration>, DeviceError> {
+        let reason = format!("{} marks of another device", marks.len());
+        if marks.is_empty() { Ok(Vec::new()) } else { Err(DeviceError::Failed { cmd: "times", reason }) }
+    }
 }
 
 /// What a device refuses. Nothing has been written then.

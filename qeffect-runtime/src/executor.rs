@@ -15,6 +15,7 @@ use crate::act::Act;
 use crate::capture::record::Entry;
 use crate::capture::replay::{POST, SEND, WAIT, message, node};
 use crate::data::Windows;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::rank::Aftermath;
 use crate::recompute::{Recomputed, StageTape};
@@ -367,5 +368,9 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
 impl<S: Stage> Idle for Executor<'_, '_, S> {
     fn idle(&mut self) -> Result<()> {
         self.shard.idle()
+    }
+
+    fn device(&mut self) -> &mut dyn Device {
+        self.shard.device()
     }
 }

@@ -264,11 +264,15 @@ impl<S: Stage> RankState<S> {
         };
         let busy = start.elapsed().saturating_sub(wire.waited);
         self.shard.stop_counting();
+        let spans = clock.map_or_else(|| Ok(Vec::new()), |clock| clock.finish(self.shard.device()));
         match self.report(result, after, pass.route, busy, launches) {
             Ok(report) => {
                 link.finish();
-                let health = if pass.health { self.shard.health()? } else { Vec::new() };
-                Ok(RankReport { spans: clock.map_or_else(Vec::new, |clock| clock.spans), health, ..report })
+                let health = if pass.health { self.shard.health() } else { Ok(Vec::new()) };
+                // The step is over, whatever cannot be told of it.
+                let told = spans.and_then(|spans| Ok((spans, health?)));
+                let (spans, health) = told.inspect_err(|error| self.broken = Some(error.to_string()))?;
+                Ok(RankReport { spans, health, ..report })
             }
             Err(error) => {
                 link.abandon(&error.to_string());

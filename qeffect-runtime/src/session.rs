@@ -210,8 +210,9 @@ where
     }
 
     /// The same step, bit for bit, with what each rank did and when, in the order in which it did it: for traces and
-    /// cost models. It runs action by action, whatever the mode of capture, and waits for the device after each: it
-    /// takes longer than others. A group of weight gradients, computed as one, is told as its members, in equal parts.
+    /// cost models. It runs action by action, whatever the mode of capture, and waits for a device that keeps no
+    /// time after each: it takes longer than others. On a device that ranks share they take turns, so that an action's time is
+    /// its own. A group of weight gradients, computed as one, is told as its members, in equal parts.
     ///
     /// # Errors
     ///

@@ -1,7 +1,10 @@
 //! An executor whose calls are timed.
 //!
-//! A device may only queue what an action issues. So that an action's time is that of its commands, each call ends when
-//! the device has nothing left to do; a measured step therefore takes longer than others, and computes the same bits.
+//! A device may only queue what an action issues. One that keeps time marks both ends of an action in its queue, and all
+//! marks are read once, at the end of the step. For another one each call ends when the device has nothing left to do: then
+//! a measured step takes longer than others. It computes the same bits either way.
+//!
+//! Ranks that share a device take turns: between the two ends of an action nobody else gives the device anything to do.
 
 use std::time::{Duration, Instant};
 
@@ -13,34 +16,85 @@ use qeffect_core::plan::Op;
 use qeffect_core::token::{Bwd, Fwd, Token};
 
 use crate::capture::replay::{SEND, WAIT, message, node};
+use crate::device::{Device, Mark};
 use crate::error::{Error, Result};
 
 /// What can wait for its device.
 pub(crate) trait Idle {
     /// Returns when all that was issued has been carried out.
     fn idle(&mut self) -> Result<()>;
+
+    /// The device.
+    fn device(&mut self) -> &mut dyn Device;
+}
+
+/// An end of a span.
+#[derive(Clone, Copy)]
+enum Point {
+    /// Since the start of the step.
+    Host(Duration),
+    Device(Mark),
+}
+
+/// Actions that were done as one, and when.
+struct Entry {
+    done: Vec<(Op, Stage, Microbatch)>,
+    ends: [Point; 2],
 }
 
 /// The time of a step, and what has been measured in it.
 pub(crate) struct Clock {
     /// The start of the step, the same on all ranks.
     zero: Instant,
-    pub spans: Vec<Span>,
+    /// Where the device keeps time: a mark, and when it was made.
+    base: Option<(Mark, Duration)>,
+    entries: Vec<Entry>,
 }
 
 impl Clock {
     pub fn new(zero: Instant) -> Clock {
-        Clock { zero, spans: Vec::new() }
+        Clock { zero, base: None, entries: Vec::new() }
     }
 
     fn now(&self) -> Duration {
         self.zero.elapsed()
     }
 
-    fn add(&mut self, action: Action, start: Duration, end: Duration) {
-        if let Action::Node { op, stage, microbatch } = action {
-            self.spans.push(Span { op, stage, microbatch, start, end });
+    fn add(&mut self, actions: impl IntoIterator<Item = Action>, ends: [Point; 2]) {
+        let named = |action| match action {
+            Action::Node { op, stage, microbatch } => Some((op, stage, microbatch)),
+            _ => None,
+        };
+        self.entries.push(Entry { done: actions.into_iter().filter_map(named).collect(), ends });
+    }
+
+    /// What was measured. The marks of the device are read, and given back to it.
+    pub fn finish(self, device: &mut dyn Device) -> Result<Vec<Span>> {
+        let (base, offset) = self.base.unzip();
+        let ends = self.entries.iter().flat_map(|entry| entry.ends);
+        let marks = ends.filter_map(|end| if let Point::Device(mark) = end { Some(mark) } else { None });
+        let marks: Vec<Mark> = base.into_iter().chain(marks).collect();
+        let mut times = device.times(&marks)?.into_iter().skip(1);
+        let mut at = |end| match end {
+            Point::Host(at) => at,
+            Point::Device(_) => offset.unwrap_or_default() + times.next().unwrap_or_default(),
+        };
+        let mut spans = Vec::new();
+        for Entry { done, ends } in self.entries {
+            let [start, end] = ends.map(&mut at);
+            let whole = end.saturating_sub(start);
+            let until = |members: usize| start + whole.mul_f64(members as f64 / done.len() as f64);
+            // The time of a group is shared evenly among its members: they are computed as one.
+            let members = done.iter().enumerate().map(|(member, (op, stage, microbatch))| Span {
+                op: *op,
+                stage: *stage,
+                microbatch: *microbatch,
+                start: until(member),
+                end: until(member + 1),
+            });
+            spans.extend(members);
         }
+        Ok(spans)
     }
 }
 
@@ -51,16 +105,55 @@ pub(crate) struct Timed<'c, E> {
 }
 
 impl<E: Execute<Error = Error> + Idle> Timed<'_, E> {
+    /// The device has nothing to do where it keeps no time: the end before waited for it.
+    fn start(&mut self) -> Result<Point> {
+        Ok(self.inner.device().mark()?.map_or_else(|| Point::Host(self.clock.now()), Point::Device))
+    }
+
+    fn end(&mut self) -> Result<Point> {
+        match self.inner.device().mark()? {
+            Some(mark) => Ok(Point::Device(mark)),
+            None => {
+                self.inner.idle()?;
+                Ok(Point::Host(self.clock.now()))
+            }
+        }
+    }
+
+    /// What may wait for other ranks.
     fn span<T>(&mut self, action: Action, run: impl FnOnce(&mut E) -> Result<T>) -> Result<T> {
-        let start = self.clock.now();
+        let start = self.start()?;
         let value = run(&mut self.inner)?;
-        self.inner.idle()?;
-        self.clock.add(action, start, self.clock.now());
+        let end = self.end()?;
+        self.clock.add([action], [start, end]);
+        Ok(value)
+    }
+
+    /// What waits for nobody.
+    fn alone<T>(
+        &mut self,
+        actions: impl IntoIterator<Item = Action>,
+        run: impl FnOnce(&mut E) -> Result<T>,
+    ) -> Result<T> {
+        let _turn = self.inner.device().hold();
+        let start = self.start()?;
+        let value = run(&mut self.inner)?;
+        let end = self.end()?;
+        self.clock.add(actions, [start, end]);
         Ok(value)
     }
 
     fn action<T>(&mut self, op: Op, at: Site, run: impl FnOnce(&mut E) -> Result<T>) -> Result<T> {
-        self.span(node(op, at.stage(), at.microbatch()), run)
+        self.alone([node(op, at.stage(), at.microbatch())], run)
+    }
+
+    /// All that was issued so far is over: from here on the device keeps time, if it does.
+    fn set_base(&mut self) -> Result<()> {
+        let _turn = self.inner.device().hold();
+        self.inner.idle()?;
+        let now = self.clock.now();
+        self.clock.base = self.inner.device().mark()?.map(|mark| (mark, now));
+        Ok(())
     }
 }
 
@@ -74,7 +167,7 @@ impl<E: Execute<Error = Error> + Idle> Execute for Timed<'_, E> {
 
     fn begin(&mut self, step: u64, mode: Mode) -> Result<()> {
         self.inner.begin(step, mode)?;
-        self.inner.idle()
+        self.set_base()
     }
 
     fn forward(&mut self, at: Site, token: Token<Fwd>) -> Result<(E::Tape, Token<Fwd>)> {
@@ -93,18 +186,10 @@ impl<E: Execute<Error = Error> + Idle> Execute for Timed<'_, E> {
         self.action(Op::InputGrad, at, |inner| inner.input_grad(at, tape, token))
     }
 
-    /// The time of a group is shared evenly among its members: they are computed as one.
     fn weight_grad(&mut self, works: std::vec::Drain<'_, (Site, E::Work)>) -> Result<()> {
-        let sites: Vec<Site> = works.as_slice().iter().map(|(at, _)| *at).collect();
-        let start = self.clock.now();
-        self.inner.weight_grad(works)?;
-        self.inner.idle()?;
-        let whole = self.clock.now().saturating_sub(start);
-        let until = |members: usize| start + whole.mul_f64(members as f64 / sites.len() as f64);
-        for (at, site) in sites.iter().enumerate() {
-            self.clock.add(node(Op::WeightGrad, site.stage(), site.microbatch()), until(at), until(at + 1));
-        }
-        Ok(())
+        let named = |(at, _): &(Site, E::Work)| node(Op::WeightGrad, at.stage(), at.microbatch());
+        let members: Vec<Action> = works.as_slice().iter().map(named).collect();
+        self.alone(members, |inner| inner.weight_grad(works))
     }
 
     fn full_backward(&mut self, at: Site, tape: E::Tape, token: Token<Bwd>) -> Result<Token<Bwd>> {
@@ -124,11 +209,11 @@ impl<E: Execute<Error = Error> + Idle> Execute for Timed<'_, E> {
     }
 
     fn refresh(&mut self, stage: Stage) -> Result<()> {
-        self.span(node(Op::Refresh, stage, NO_MICROBATCH), |inner| inner.refresh(stage))
+        self.alone([node(Op::Refresh, stage, NO_MICROBATCH)], |inner| inner.refresh(stage))
     }
 
     fn reduce(&mut self, stage: Stage) -> Result<()> {
-        self.span(node(Op::Reduce, stage, NO_MICROBATCH), |inner| inner.reduce(stage))
+        self.alone([node(Op::Reduce, stage, NO_MICROBATCH)], |inner| inner.reduce(stage))
     }
 
     fn rolls(&self, stage: Stage) -> Rolls {
@@ -140,7 +225,7 @@ impl<E: Execute<Error = Error> + Idle> Execute for Timed<'_, E> {
     }
 
     fn commit(&mut self) -> Result<()> {
-        self.span(node(Op::Commit, NO_STAGE, NO_MICROBATCH), E::commit)
+        self.alone([node(Op::Commit, NO_STAGE, NO_MICROBATCH)], E::commit)
     }
 
     fn verdict(&mut self) -> Result<Verdict> {
@@ -149,5 +234,103 @@ impl<E: Execute<Error = Error> + Idle> Execute for Timed<'_, E> {
 
     fn abort(&mut self) {
         self.inner.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::cmd::Cmd;
+    use crate::cpu::CpuDevice;
+    use crate::data::Windows;
+    use crate::device::{Buf, BufSpec, Caps, DeviceError, GraphId};
+    use crate::gpt::GptConfig;
+    use crate::optim::OptimConfig;
+    use crate::session::{Session, SessionConfig};
+
+    /// A device whose time is the number of its commands: a millisecond each. It says how often it was waited for.
+    #[derive(Default)]
+    struct Ticks {
+        device: CpuDevice,
+        marks: Vec<u64>,
+        reads: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl Device for Ticks {
+        fn name(&self) -> &str {
+            "ticks"
+        }
+        fn caps(&self) -> Caps {
+            self.device.caps()
+        }
+        fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
+            self.device.alloc(spec)
+        }
+        fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
+            self.device.spec(buf)
+        }
+        fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
+            self.device.issue(cmd)
+        }
+        fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
+            self.device.write(buf, bytes)
+        }
+        fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError> {
+            self.device.read(buf, bytes)
+        }
+        fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
+            self.device.poison(buf)
+        }
+        fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
+            self.device.instantiate(cmds)
+        }
+        fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+            self.device.launch(graph)
+        }
+        fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+            self.device.drop_graph(graph)
+        }
+        fn mark(&mut self) -> Result<Option<Mark>, DeviceError> {
+            self.marks.push(self.device.issued());
+            Ok(Some(Mark((self.marks.len() - 1) as u32)))
+        }
+        fn times(&mut self, marks: &[Mark]) -> Result<Vec<Duration>, DeviceError> {
+            self.reads.lock().unwrap().push(marks.len());
+            let at = |mark: &Mark| self.marks[mark.0 as usize];
+            Ok(marks.iter().map(|mark| Duration::from_millis(at(mark) - at(&marks[0]))).collect())
+        }
+    }
+
+    /// Two ranks on one device: what lies between the ends of an action is what it issued, and nothing of the other rank.
+    #[test]
+    fn an_action_is_timed_by_the_device_and_alone() {
+        let recipe = "fp8-delayed:history=4".parse().unwrap();
+        let config = GptConfig { vocab: 32, hidden: 16, heads: 2, ffn: 32, layers: 2, seq: 8, sequences: 2, recipe };
+        let ticks = Ticks::default();
+        let reads = ticks.reads.clone();
+        let told = SessionConfig::new(OptimConfig { steps: 4, ..OptimConfig::default() }, config.tokens());
+        let checked = qeffect_schedules::zb_h1::<2, 4>().clone();
+        let stages = config.stages(&[1, 1]).unwrap();
+        let mut session = Session::on_one_device(checked, stages, told, Box::new(ticks)).unwrap();
+        let windows = Windows { tokens: vec![1; config.tokens()], targets: vec![2; config.tokens()] };
+        let mut first = None;
+        for _ in 0..2 {
+            let (_, ranks) = session.step_measured(vec![windows.clone(); 4]).unwrap();
+            let computing = [Op::Forward, Op::InputGrad, Op::WeightGrad];
+            for (rank, spans) in ranks.iter().enumerate() {
+                for op in computing {
+                    let mut times = spans.iter().filter(|span| span.op == op).map(|span| span.end - span.start);
+                    let time = times.next().unwrap();
+                    assert!(time >= Duration::from_millis(4), "rank {rank}: {op:?} takes {time:?}");
+                    assert!(times.all(|other| other == time), "rank {rank}: every {op:?} issues as many commands");
+                }
+            }
+            let computed = ranks.iter().flatten().filter(|span| computing.contains(&span.op));
+            let busy: Duration = computed.map(|span| span.end - span.start).sum();
+            assert_eq!(*first.get_or_insert(busy), busy, "whatever the ranks did meanwhile");
+        }
+        assert_eq!(reads.lock().unwrap().len(), 4, "once per rank and step");
     }
 }

@@ -16,6 +16,7 @@ pub struct Cell<'a> {
     format: &'static str,
     scale: f32,
     amax: f32,
+    casts: u64,
     elements: u64,
     saturated: u64,
     underflowed: u64,
@@ -25,9 +26,10 @@ pub struct Cell<'a> {
 
 impl<'a> From<&'a CellHealth> for Cell<'a> {
     fn from(cell: &'a CellHealth) -> Cell<'a> {
-        let CellHealth { ref name, scale, amax, elements, saturated, underflowed, not_finite, frozen, .. } = *cell;
+        let CellHealth { ref name, scale, amax, casts, elements, saturated, underflowed, not_finite, frozen, .. } =
+            *cell;
         let (stage, format) = (cell.stage.0, cell.format.dtype().name());
-        Cell { name, stage, format, scale, amax, elements, saturated, underflowed, not_finite, frozen }
+        Cell { name, stage, format, scale, amax, casts, elements, saturated, underflowed, not_finite, frozen }
     }
 }
 
@@ -83,6 +85,7 @@ mod tests {
             scale: 448.0,
             frozen: false,
             amax: 1.5,
+            casts: 4,
             elements: 100_000,
             saturated,
             underflowed,

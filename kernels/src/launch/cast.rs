@@ -14,7 +14,7 @@ use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, p
 pub const TILE: usize = 64;
 const THREADS: usize = 128;
 /// Words that [`Kernels::health`] counts in.
-pub const HEALTH_WORDS: usize = 5;
+pub const HEALTH_WORDS: usize = 6;
 
 /// Where transposed codes go: one line per column of the matrix.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -332,8 +332,8 @@ impl Kernels {
     }
 
     /// How a tensor fares under a scale: adds to [`HEALTH_WORDS`] counts its values, those that saturate, those that are not
-    /// zero but become so, and those that are infinite or NaN; the last word becomes the bits of its largest magnitude, if
-    /// that is larger, where NaN is passed over.
+    /// zero but become so, and those that are infinite or NaN; the next word becomes the bits of its largest magnitude, if
+    /// that is larger, where NaN is passed over; to the last one is added.
     pub fn health(
         &self,
         stream: &CudaStream,

@@ -315,6 +315,7 @@ fn health_counts_what_a_cast_loses() {
             count(&|x| x != 0.0 && format.encode(x * scale) & 0x7F == 0),
             2,
             u64::from(f32::INFINITY.to_bits()),
+            1,
         ];
         assert_eq!(counts.read().unwrap(), want);
         assert!(want[1] + want[2] > 0, "the case is not empty");
@@ -325,7 +326,7 @@ fn health_counts_what_a_cast_loses() {
         rig.kernels.health_master(&rig.stream, format, masters.span(), factor.span(), counts.span()).unwrap();
         let (of_ones, of_zeros) = ((scale > format.max()) as u64, (format.encode(scale) & 0x7F == 0) as u64);
         let amax = x.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max);
-        let want = [want[0] + 1, want[1] + of_ones + 1, want[2] + of_zeros + 1, 1, u64::from(amax.to_bits())];
+        let want = [want[0] + 1, want[1] + of_ones + 1, want[2] + of_zeros + 1, 1, u64::from(amax.to_bits()), 2];
         assert_eq!(counts.read().unwrap(), want);
     }
 }

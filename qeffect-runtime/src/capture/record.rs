@@ -1,13 +1,14 @@
 //! A device that can write down what it is asked to do instead of doing it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use qeffect_core::execute::Port;
 use qeffect_core::ledger::Action;
 
 use crate::act::Act;
 use crate::cmd::Cmd;
-use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId, Mark, Turn};
 use crate::shard::Exchange;
 
 /// One thing that a captured step does.
@@ -175,6 +176,18 @@ impl Device for Recorder {
 
     fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
         self.device.drop_graph(graph)
+    }
+
+    fn hold(&mut self) -> Option<Turn> {
+        self.device.hold()
+    }
+
+    fn mark(&mut self) -> Result<Option<Mark>, DeviceError> {
+        self.device.mark()
+    }
+
+    fn times(&mut self, marks: &[Mark]) -> Result<Vec<Duration>, DeviceError> {
+        self.device.times(marks)
     }
 }
 

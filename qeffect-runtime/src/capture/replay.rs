@@ -8,6 +8,7 @@ use qeffect_core::token::{Bwd, Fwd, Token};
 
 use super::program::{Instr, Program};
 use crate::data::Windows;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::rank::Aftermath;
 use crate::shard::Shard;
@@ -111,6 +112,10 @@ pub(crate) const WAIT: [Op; 2] = [Op::WaitForward, Op::WaitBackward];
 impl<S: Stage> Idle for Replayer<'_, '_, S> {
     fn idle(&mut self) -> Result<()> {
         self.shard.idle()
+    }
+
+    fn device(&mut self) -> &mut dyn Device {
+        self.shard.device()
     }
 }
 

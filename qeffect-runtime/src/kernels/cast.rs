@@ -88,15 +88,15 @@ fn quantise_with<E: Elem<Acc = f32>>(x: &[E], scale: f32, codes: &mut [u8], enco
 }
 
 /// Words that [`health`] counts in.
-pub const HEALTH_WORDS: usize = 5;
+pub const HEALTH_WORDS: usize = 6;
 
 /// How a tensor fares under a scale. Adds to `counts`: its elements, those whose scaled magnitude is beyond the largest code,
-/// those that are not zero and whose code is, and those that are infinite or NaN. The last word becomes the bits of the
-/// largest magnitude, if that is larger; NaN is passed over.
+/// those that are not zero and whose code is, and those that are infinite or NaN. The next word becomes the bits of the
+/// largest magnitude, if that is larger; NaN is passed over. The last one counts such calls.
 pub fn health<E: Elem<Acc = f32>>(format: Fp8, x: &[E], scale: f32, counts: &mut [u64; HEALTH_WORDS]) {
     // Half the smallest code is the largest magnitude that is rounded to zero, to even.
     let (largest, vanishing) = (format.max(), format.decode(1) / 2.0);
-    let [elements, saturated, underflowed, strange, magnitude] = counts;
+    let [elements, saturated, underflowed, strange, magnitude, casts] = counts;
     for x in x {
         let x = x.load();
         let scaled = (x * scale).abs();
@@ -108,6 +108,7 @@ pub fn health<E: Elem<Acc = f32>>(format: Fp8, x: &[E], scale: f32, counts: &mut
         }
     }
     *elements += x.len() as u64;
+    *casts += 1;
 }
 
 /// Casts a matrix of `rows` × `columns` and writes the codes row-major and transposed.

@@ -33,7 +33,9 @@ pub struct CellHealth {
     pub frozen: bool,
     /// The largest magnitude that was cast in the step; NaN is passed over.
     pub amax: f32,
-    /// Numbers that were cast: of all microbatches.
+    /// Casts in the step: one per microbatch, and one of a weight.
+    pub casts: u64,
+    /// Numbers that were cast.
     pub elements: u64,
     /// Finite ones that were scaled beyond the largest code.
     pub saturated: u64,
@@ -116,7 +118,7 @@ impl<S: Stage> Shard<S> {
             for (cell, path) in names.iter().enumerate() {
                 let column: Vec<f32> = history.iter().skip(cell).step_by(names.len()).copied().collect();
                 let words = counts.as_chunks::<HEALTH_WORDS>().0.get(cell).copied().unwrap_or_default();
-                let [elements, saturated, underflowed, not_finite, amax] = words;
+                let [elements, saturated, underflowed, not_finite, amax, casts] = words;
                 cells.push(CellHealth {
                     stage,
                     name: format!("{path}.{}", role.name()),
@@ -125,6 +127,7 @@ impl<S: Stage> Shard<S> {
                     scale: scales[cell],
                     frozen: rule.is_frozen(&column),
                     amax: f32::from_bits(amax as u32),
+                    casts,
                     elements,
                     saturated,
                     underflowed,

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
 pub mod how;
+pub mod spans;
 pub mod tap;
 
 use qeffect_core::bind::Gradients;

@@ -41,8 +41,8 @@ fn floats(device: &mut dyn Device, buf: Buf) -> Vec<f32> {
     }
 }
 
-/// Of one cell: numbers cast, saturated, lost to zero, not finite; the largest.
-type Counts = (u64, u64, u64, u64, f32);
+/// Of one cell: casts, numbers, saturated, lost to zero, not finite; the largest.
+type Counts = (u64, u64, u64, u64, u64, f32);
 /// By rank, bank and cell.
 type Seen = Arc<Mutex<BTreeMap<(u32, String, usize), Counts>>>;
 
@@ -53,7 +53,8 @@ fn count(seen: &Seen, rank: u32, cmd: &Cmd, device: &mut dyn Device) {
     let bank = device.spec(cell.buf).unwrap().name.clone();
     let largest = format.decode(format.encode(f32::MAX));
     let mut seen = seen.lock().unwrap();
-    let (all, saturated, lost, strange, amax) = seen.entry((rank, bank, cell.index)).or_default();
+    let (casts, all, saturated, lost, strange, amax) = seen.entry((rank, bank, cell.index)).or_default();
+    *casts += 1;
     for x in x {
         *all += 1;
         if !x.is_finite() {
@@ -102,7 +103,7 @@ fn counts_are_those_of_every_cast() {
                 let at: &mut usize = index.entry((cell.stage, cell.role)).or_default();
                 let key = (cell.stage.0, format!("{} amax history", cell.role.name()), *at);
                 *at += 1;
-                let found = (cell.elements, cell.saturated, cell.underflowed, cell.not_finite, cell.amax);
+                let found = (cell.casts, cell.elements, cell.saturated, cell.underflowed, cell.not_finite, cell.amax);
                 assert_eq!(wanted.remove(&key), Some(found), "{recipe}, step {step}: {}", cell.name);
                 assert!(!cell.frozen && cell.scale > 0.0 && cell.scale.is_finite());
                 saturated += cell.saturated;

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
@@ -18,6 +19,7 @@ use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Evaluation, FastAccumulation, GradDtype, OnNonFinite, Session, SessionConfig};
 use qeffect_schedules::{eval_loop, eval_v, further, library, zb_h1, zb_v};
 
+use crate::common::spans::{COMPUTE, one_clock};
 use crate::common::{Solo, batch};
 use crate::rig::there_is_a_gpu;
 use crate::training::{MICROBATCHES, OPTIM, RECIPES, STEPS, Values, model, same};
@@ -284,6 +286,47 @@ fn counting_what_casts_lose_changes_nothing_in_any_mode() {
             }
         }
         assert!(*first.get_or_insert_with(|| told.clone()) == told, "{capture}: other counts");
+    }
+}
+
+/// The bits of any other step; every action once, in the order of its rank, and on a GPU that ranks share one at a time.
+#[test]
+fn measured_steps_time_every_action_on_the_gpu() {
+    if !there_is_a_gpu() {
+        return;
+    }
+    let config = model(RECIPES[0]);
+    for gradients in [Gradients::Direct, Gradients::Coalesced] {
+        let wanted = wanted(&config, gradients);
+        let checked = in_groups(zb_v::<2, 4>().clone(), gradients);
+        for capture in CaptureMode::ALL {
+            let device = Box::new(CudaDevice::new(0).unwrap());
+            let mut session = session(&config, checked.clone(), (gradients, capture), device).unwrap();
+            for step in 0..STEPS {
+                let what = format!("{gradients:?}, {capture}, step {step}");
+                let batch = batch(&config, step, MICROBATCHES);
+                let report = if [1, 2, 7].contains(&step) {
+                    let (report, ranks) = session.step_measured(batch).unwrap();
+                    one_clock(&checked, &ranks);
+                    let ends = ranks.iter().flatten().map(|span| span.end).max().unwrap();
+                    assert!(ends <= report.wall, "{what}: {ends:?} of {:?}", report.wall);
+                    let computing = ranks.iter().flatten().filter(|span| COMPUTE.contains(&span.op));
+                    let mut computing: Vec<_> = computing.map(|span| (span.start, span.end)).collect();
+                    computing.sort_unstable();
+                    assert!(computing.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{what}: one at a time");
+                    let busy: Duration = computing.iter().map(|(start, end)| *end - *start).sum();
+                    println!("{what}: {busy:?} of {:?} in {} actions", report.wall, computing.len());
+                    assert!(busy <= report.wall, "{what}");
+                    report
+                } else {
+                    session.step(batch).unwrap()
+                };
+                assert_eq!(report.losses, wanted.losses[step as usize], "{what}");
+                if COMPARED.contains(&step) {
+                    same(&wanted.values[&step], &session.snapshot().unwrap().values, &what);
+                }
+            }
+        }
     }
 }
 
