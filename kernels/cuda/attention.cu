@@ -3,9 +3,8 @@
 // A block has 64 rows of one sequence and head, a warp 16 of them; it goes through the other side in tiles, ascending. Where
 // there is shared memory enough, two groups of four warps take every other tile each, and the second's sums are added to the
 // first's in the end. So every sum has one order. Forward: online softmax; probabilities are rounded to bf16 for the second
-// product, their sum is not. Backward: dQ has a pass of its own, with dS = P · (dP - δ) · scale; then dK and dV, a block per
-// 64 keys. Nothing is added by two blocks. δ is Σ out · dout of a row where the output is at hand; else Σ P · dP, for which
-// the first pass goes through the keys twice.
+// product, their sum is not. Backward: δ first, Σ out · dout of a row where the output is at hand, else Σ P · dP. Then dQ, with
+// dS = P · (dP - δ) · scale, and beside it dK and dV, a block per 64 keys. Nothing is added by two blocks.
 //
 // Tiles are fetched while the ones before are worked on. Exponentials are the hardware's powers of two, which are within two
 // units in the last place.
@@ -400,10 +399,32 @@ __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, floa
                   shape.length, shape.dim, sums, 1.0f / mass[0], 1.0f / mass[1]);
 }
 
-// δ and dQ.
+// A row's scores against a tile, scaled, less its log-sum-exp, as probabilities; and the slopes dP. Keys that come after their
+// query, and rows beyond the sequence, have none.
+template <int D, int N, class F>
+__device__ __forceinline__ void for_pairs(const Lines<D>& queries, const Lines<D>& upper, const Lines<D>& keys,
+                                          const Lines<D>& values, int mine, int tile, int row, int length, float scale,
+                                          const float (&shift)[2], float (&scores)[N / 8][4], const F& f) {
+    float slopes[N / 8][4];
+    clear(scores);
+    clear(slopes);
+    over_columns<D, N>(scores, queries, mine, keys);
+    over_columns<D, N>(slopes, upper, mine, values);
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int key = tile + n * 8 + (threadIdx.x & 3) * 2 + (i & 1), half = i >> 1;
+            const bool seen = key <= row + 8 * half && row + 8 * half < length;
+            const float p = seen ? power_of_two(fmaf(scores[n][i], scale, -shift[half])) : 0.0f;
+            f(seen, p, slopes[n][i], half, scores[n][i]);
+        }
+}
+
+// δ.
 template <int D>
-__device__ __forceinline__ void attention_queries(
-    const u16* qkv, const u16* out, const u16* dout, const float* lse, u16* dqkv, float* delta, const Shape& shape) {
+__device__ __forceinline__ void attention_delta(
+    const u16* qkv, const u16* out, const u16* dout, const float* lse, float* delta, const Shape& shape) {
     constexpr int N = backward_tile<D>(), STEP = GROUPS * N;
     __shared__ float means[ROWS];
     u16* memory = reinterpret_cast<u16*>(shared_memory);
@@ -413,25 +434,9 @@ __device__ __forceinline__ void attention_queries(
     const Warp warp;
     const int lane = warp.lane;
     const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS, row = first + warp.mine + (lane >> 2);
-    const int end = min(first + ROWS, shape.length), tiles = (end + STEP - 1) / STEP;
-    const int begin = out ? tiles : 0; // steps 0 .. tiles are the first sweep, tiles .. 2 · tiles the second
-    auto fetch = [&](int step, int side) {
-        if (step < 2 * tiles) {
-            const int tile = (step < tiles ? step : step - tiles) * STEP;
-            fill<D, STEP>(keys[side], place.k, place.stride, tile, end, shape.dim);
-            fill<D, STEP>(values[side], place.v, place.stride, tile, end, shape.dim);
-        }
-        commit();
-    };
+    const int end = min(first + ROWS, shape.length);
     const i64 corner = place.rows * place.hidden + place.head * shape.dim; // of out and dout
-    fill<D, ROWS>(queries, place.q, place.stride, first, shape.length, shape.dim);
-    fill<D, ROWS>(upper, dout + corner, place.hidden, first, shape.length, shape.dim);
-    fetch(begin, 0);
-    const float scale = shape.scale * LOG2_E;
-    float shift[2], mean[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-        shift[half] = row + 8 * half < shape.length ? lse[place.statistics + row + 8 * half] * LOG2_E : 0.0f;
+    float mean[2] = {0.0f, 0.0f};
     if (out) {
         // Four threads of a row take every fourth group of eight columns each.
         const bool wide = (shape.dim & 7) == 0;
@@ -450,60 +455,98 @@ __device__ __forceinline__ void attention_queries(
             }
             mean[half] = quad_sum(mean[half]);
         }
-    }
-    // Of the row, for the pass over keys.
-    auto publish = [&]() {
+    } else {
+        auto fetch = [&](int tile, int side) {
+            if (tile < end) {
+                fill<D, STEP>(keys[side], place.k, place.stride, tile, end, shape.dim);
+                fill<D, STEP>(values[side], place.v, place.stride, tile, end, shape.dim);
+            }
+            commit();
+        };
+        fill<D, ROWS>(queries, place.q, place.stride, first, shape.length, shape.dim);
+        fill<D, ROWS>(upper, dout + corner, place.hidden, first, shape.length, shape.dim);
+        fetch(0, 0);
+        const float scale = shape.scale * LOG2_E;
+        float shift[2];
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            if (warp.group == 0 && (lane & 3) == 0 && row + 8 * half < shape.length)
-                delta[place.statistics + row + 8 * half] = mean[half];
-    };
-    if (out) publish();
+            shift[half] = row + 8 * half < shape.length ? lse[place.statistics + row + 8 * half] * LOG2_E : 0.0f;
+        for (int step = 0, side = 0; step < end; step += STEP, side ^= 1) {
+            fetch(step + STEP, side ^ 1);
+            wait<1>();
+            __syncthreads();
+            const int tile = step + warp.group * N;
+            if (tile < first + warp.mine + 16) { // else every key comes after every query
+                float scores[N / 8][4];
+                for_pairs<D, N>(queries, upper, keys[side].from(warp.group * N), values[side].from(warp.group * N),
+                                warp.mine, tile, row, shape.length, scale, shift, scores,
+                                [&](bool seen, float p, float slope, int half, float&) {
+                                    mean[half] += seen ? p * slope : 0.0f;
+                                });
+            }
+            __syncthreads();
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) mean[half] = quad_sum(mean[half]);
+        if (GROUPS == 2) {
+            const int at = warp.mine + (lane >> 2);
+            if (warp.group == 1 && (lane & 3) == 0) means[at] = mean[0], means[at + 8] = mean[1];
+            __syncthreads();
+            if (warp.group == 0) mean[0] += means[at], mean[1] += means[at + 8];
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        if (warp.group == 0 && (lane & 3) == 0 && row + 8 * half < shape.length)
+            delta[place.statistics + row + 8 * half] = mean[half];
+}
 
+// dQ.
+template <int D>
+__device__ __forceinline__ void attention_queries(
+    const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, const Shape& shape) {
+    constexpr int N = backward_tile<D>(), STEP = GROUPS * N;
+    u16* memory = reinterpret_cast<u16*>(shared_memory);
+    const Lines<D> queries = take<D, ROWS>(memory), upper = take<D, ROWS>(memory);
+    const Pair<D, STEP> keys{take<D, 2 * STEP>(memory)}, values{take<D, 2 * STEP>(memory)};
+    const Place place(qkv, shape, blockIdx.y / shape.heads, blockIdx.y % shape.heads);
+    const Warp warp;
+    const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS, row = first + warp.mine + (warp.lane >> 2);
+    const int end = min(first + ROWS, shape.length);
+    auto fetch = [&](int tile, int side) {
+        if (tile < end) {
+            fill<D, STEP>(keys[side], place.k, place.stride, tile, end, shape.dim);
+            fill<D, STEP>(values[side], place.v, place.stride, tile, end, shape.dim);
+        }
+        commit();
+    };
+    fill<D, ROWS>(queries, place.q, place.stride, first, shape.length, shape.dim);
+    fill<D, ROWS>(
+        upper, dout + place.rows * place.hidden + place.head * shape.dim, place.hidden, first, shape.length, shape.dim);
+    fetch(0, 0);
+    const float scale = shape.scale * LOG2_E;
+    float shift[2], mean[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const bool there = row + 8 * half < shape.length;
+        shift[half] = there ? lse[place.statistics + row + 8 * half] * LOG2_E : 0.0f;
+        mean[half] = there ? delta[place.statistics + row + 8 * half] : 0.0f;
+    }
     float sums[D / 8][4];
     clear(sums);
-    for (int step = begin, side = 0; step < 2 * tiles; step++, side ^= 1) {
-        const bool second = step >= tiles;
-        if (second && step == tiles && !out) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) mean[half] = quad_sum(mean[half]);
-            if (GROUPS == 2) {
-                const int at = warp.mine + (lane >> 2);
-                if (warp.group == 1 && (lane & 3) == 0) means[at] = mean[0], means[at + 8] = mean[1];
-                __syncthreads();
-                if (warp.group == 0) mean[0] += means[at], mean[1] += means[at + 8];
-                __syncthreads();
-                if (warp.group == 0 && (lane & 3) == 0) means[at] = mean[0], means[at + 8] = mean[1];
-                __syncthreads();
-                mean[0] = means[at], mean[1] = means[at + 8];
-            }
-            publish();
-        }
-        fetch(step + 1, side ^ 1);
+    for (int step = 0, side = 0; step < end; step += STEP, side ^= 1) {
+        fetch(step + STEP, side ^ 1);
         wait<1>();
         __syncthreads();
-        const int tile = (second ? step - tiles : step) * STEP + warp.group * N;
+        const int tile = step + warp.group * N;
         if (tile < first + warp.mine + 16) { // else every key comes after every query
             const Lines<D> my_keys = keys[side].from(warp.group * N);
-            float scores[N / 8][4], slopes[N / 8][4];
-            clear(scores);
-            clear(slopes);
-            over_columns<D, N>(scores, queries, warp.mine, my_keys);
-            over_columns<D, N>(slopes, upper, warp.mine, values[side].from(warp.group * N));
-#pragma unroll
-            for (int n = 0; n < N / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int key = tile + n * 8 + (lane & 3) * 2 + (i & 1), half = i >> 1;
-                    const bool seen = key <= row + 8 * half && row + 8 * half < shape.length;
-                    const float p = seen ? power_of_two(fmaf(scores[n][i], scale, -shift[half])) : 0.0f;
-                    if (!second) {
-                        mean[half] += seen ? p * slopes[n][i] : 0.0f;
-                    } else {
-                        scores[n][i] = seen ? p * (slopes[n][i] - mean[half]) * shape.scale : 0.0f;
-                    }
-                }
-            if (second) over_rows<D, N>(sums, scores, my_keys);
+            float scores[N / 8][4];
+            for_pairs<D, N>(queries, upper, my_keys, values[side].from(warp.group * N), warp.mine, tile, row, shape.length,
+                            scale, shift, scores, [&](bool seen, float p, float slope, int half, float& score) {
+                                score = seen ? p * (slope - mean[half]) * shape.scale : 0.0f;
+                            });
+            over_rows<D, N>(sums, scores, my_keys);
         }
         __syncthreads();
     }
@@ -516,14 +559,14 @@ __device__ __forceinline__ void attention_queries(
 // dK and dV: rows of the block are keys, tiles are queries, of one head that shares the keys after the other.
 template <int D>
 __device__ __forceinline__ void attention_keys(
-    const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, const Shape& shape) {
+    const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, const Shape& shape, int block) {
     constexpr int N = backward_tile<D>(), STEP = GROUPS * N;
     __shared__ float shifts[2][STEP], means[2][STEP];
     u16* memory = reinterpret_cast<u16*>(shared_memory);
     const Lines<D> keys = take<D, ROWS>(memory), values = take<D, ROWS>(memory);
     const Pair<D, STEP> queries{take<D, 2 * STEP>(memory)}, upper{take<D, 2 * STEP>(memory)};
-    const int sequence = blockIdx.y / shape.kv_heads, users = shape.heads / shape.kv_heads;
-    const int first_head = blockIdx.y % shape.kv_heads * users;
+    const int sequence = block / shape.kv_heads, users = shape.heads / shape.kv_heads;
+    const int first_head = block % shape.kv_heads * users;
     Place place(qkv, shape, sequence, first_head);
     const Warp warp;
     const int lane = warp.lane;
@@ -590,6 +633,17 @@ __device__ __forceinline__ void attention_keys(
         dqkv + (place.v - qkv), place.stride, first + warp.mine, shape.length, shape.dim, value_sums, 1.0f, 1.0f);
 }
 
+// Blocks of queries, then, beyond `queries` lines of the grid, those of keys: neither waits for the other.
+template <int D>
+__device__ __forceinline__ void attention_gradients(
+    const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, const Shape& shape, int queries) {
+    if ((int)blockIdx.y < queries) {
+        attention_queries<D>(qkv, dout, lse, dqkv, delta, shape);
+    } else {
+        attention_keys<D>(qkv, dout, lse, dqkv, delta, shape, (int)blockIdx.y - queries);
+    }
+}
+
 KERNEL(attention_forward_32, THREADS)(const u16* qkv, u16* out, float* lse, Shape shape) {
     attention_forward<32>(qkv, out, lse, shape);
 }
@@ -599,27 +653,27 @@ KERNEL(attention_forward_64, THREADS)(const u16* qkv, u16* out, float* lse, Shap
 KERNEL(attention_forward_128, THREADS)(const u16* qkv, u16* out, float* lse, Shape shape) {
     attention_forward<128>(qkv, out, lse, shape);
 }
-KERNEL(attention_queries_32, THREADS)
-(const u16* qkv, const u16* out, const u16* dout, const float* lse, u16* dqkv, float* delta, Shape shape) {
-    attention_queries<32>(qkv, out, dout, lse, dqkv, delta, shape);
+KERNEL(attention_delta_32, THREADS)
+(const u16* qkv, const u16* out, const u16* dout, const float* lse, float* delta, Shape shape) {
+    attention_delta<32>(qkv, out, dout, lse, delta, shape);
 }
-KERNEL(attention_queries_64, THREADS)
-(const u16* qkv, const u16* out, const u16* dout, const float* lse, u16* dqkv, float* delta, Shape shape) {
-    attention_queries<64>(qkv, out, dout, lse, dqkv, delta, shape);
+KERNEL(attention_delta_64, THREADS)
+(const u16* qkv, const u16* out, const u16* dout, const float* lse, float* delta, Shape shape) {
+    attention_delta<64>(qkv, out, dout, lse, delta, shape);
 }
-KERNEL(attention_queries_128, THREADS)
-(const u16* qkv, const u16* out, const u16* dout, const float* lse, u16* dqkv, float* delta, Shape shape) {
-    attention_queries<128>(qkv, out, dout, lse, dqkv, delta, shape);
+KERNEL(attention_delta_128, THREADS)
+(const u16* qkv, const u16* out, const u16* dout, const float* lse, float* delta, Shape shape) {
+    attention_delta<128>(qkv, out, dout, lse, delta, shape);
 }
-KERNEL(attention_keys_32, THREADS)
-(const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, Shape shape) {
-    attention_keys<32>(qkv, dout, lse, dqkv, delta, shape);
+KERNEL(attention_gradients_32, THREADS)
+(const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, Shape shape, int queries) {
+    attention_gradients<32>(qkv, dout, lse, dqkv, delta, shape, queries);
 }
-KERNEL(attention_keys_64, THREADS)
-(const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, Shape shape) {
-    attention_keys<64>(qkv, dout, lse, dqkv, delta, shape);
+KERNEL(attention_gradients_64, THREADS)
+(const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, Shape shape, int queries) {
+    attention_gradients<64>(qkv, dout, lse, dqkv, delta, shape, queries);
 }
-KERNEL(attention_keys_128, THREADS)
-(const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, Shape shape) {
-    attention_keys<128>(qkv, dout, lse, dqkv, delta, shape);
+KERNEL(attention_gradients_128, THREADS)
+(const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, Shape shape, int queries) {
+    attention_gradients<128>(qkv, dout, lse, dqkv, delta, shape, queries);
 }

@@ -53,6 +53,21 @@ __device__ __forceinline__ bool add_partial(const float* partial, float* out, u3
     return true;
 }
 
+// How many of its rows a thread asks for before it makes anything of them. More rows in flight, more registers.
+template <class Producer>
+constexpr int ROWS_AT_ONCE = 1;
+
+template <class Producer>
+__device__ __forceinline__ void load_rows(const Producer& producer, int row, int rows, int column, int count, bool wide,
+                                          float (&v)[1][8]) {
+    if (row < rows && count > 0) {
+        producer.load(row, column, count, wide, v[0]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[0][i] = 0.0f;
+    }
+}
+
 template <class Format, class Producer>
 __device__ __forceinline__ void cast_tile(const Producer& producer, const Sink& sink, int rows, int columns) {
     __shared__ uint4 turned[TILE * TILE / 16];
@@ -68,15 +83,12 @@ __device__ __forceinline__ void cast_tile(const Producer& producer, const Sink& 
     Magnitudes seen;
     u32 codes[4][2];
     float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    constexpr int AT_ONCE = ROWS_AT_ONCE<Producer>;
+    float loaded[AT_ONCE][8];
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        float v[8];
-        if (row + r < rows && count > 0) {
-            producer.load(row + r, column, count, wide, v);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = 0.0f;
-        }
+        if (r % AT_ONCE == 0) load_rows(producer, row + r, rows, column, count, wide, loaded);
+        const float(&v)[8] = loaded[r % AT_ONCE];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             seen.see(v[i]);

@@ -98,6 +98,7 @@ pub struct Products {
     handle: Arc<Handle>,
     context: Arc<CudaContext>,
     device: String,
+    multiprocessors: u32,
     cache: Option<Cache>,
     algorithms: Algorithms,
     searched: usize,
@@ -146,7 +147,7 @@ impl Products {
         let (name, multiprocessors) = gpu.unwrap_or_default();
         let device = format!("{name}, {multiprocessors} multiprocessors, cuBLASLt {version}");
         let algorithms = Algorithms::new(&device);
-        Ok(Products { handle, context: context.clone(), device, cache, algorithms, searched: 0 })
+        Ok(Products { handle, context: context.clone(), device, multiprocessors, cache, algorithms, searched: 0 })
     }
 
     /// GPU, number of multiprocessors and version of the library: what algorithms are chosen for.
@@ -179,7 +180,7 @@ impl Products {
     pub fn plan(&mut self, stream: &CudaStream, product: Product) -> Result<Plan> {
         product.validate()?;
         self.context.bind_to_thread().map_err(|source| Error::Driver { call: "binding a context", source })?;
-        let descriptor = Descriptor::new(&product)?;
+        let descriptor = Descriptor::new(&product, self.multiprocessors)?;
         let chosen = match self.algorithms.get(&product) {
             Some(known) => known,
             None => {
@@ -233,7 +234,7 @@ impl Products {
         for proposal in proposals {
             let plan = Plan {
                 product: *product,
-                descriptor: Descriptor::new(product)?,
+                descriptor: Descriptor::new(product, self.multiprocessors)?,
                 algorithm: sys::cublasLtMatmulAlgo_t { data: proposal.data },
                 workspace: proposal.workspace,
                 handle: self.handle.clone(),

@@ -53,8 +53,8 @@ sources! {
     OPTIMIZER = "optimizer.cu" { sum_squares, sum_squares_bf16, settle, adamw_e4m3, adamw_e4m3_bf16, adamw, adamw_bf16 }
     /// Causal attention.
     ATTENTION = "attention.cu", shared 90112 or 163840 {
-        attention_forward_32, attention_forward_64, attention_forward_128, attention_queries_32, attention_queries_64,
-        attention_queries_128, attention_keys_32, attention_keys_64, attention_keys_128,
+        attention_forward_32, attention_forward_64, attention_forward_128, attention_delta_32, attention_delta_64,
+        attention_delta_128, attention_gradients_32, attention_gradients_64, attention_gradients_128,
     }
     /// Counters, state after a bad step, tags, a delay.
     STEP = "step.cu" { copy_if, check_finite, advance, write_tag, check_tag, delay }

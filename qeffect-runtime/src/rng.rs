@@ -37,8 +37,8 @@ pub fn below(word: u64, bound: u64) -> u64 {
 fn normal_pair(seed: u64, stream: u64, pair: u64) -> [f64; 2] {
     let (u, v) = (uniform(draw(&[seed, stream, pair, 0])), uniform(draw(&[seed, stream, pair, 1])));
     let radius = (-2.0 * libm::log(1.0 - u)).sqrt();
-    let angle = TAU * v;
-    [radius * libm::cos(angle), radius * libm::sin(angle)]
+    let (sin, cos) = libm::sincos(TAU * v);
+    [radius * cos, radius * sin]
 }
 
 /// Standard normal number `index` of the stream `(seed, name)`.
@@ -46,14 +46,19 @@ pub fn normal(seed: u64, stream: u64, index: u64) -> f64 {
     normal_pair(seed, stream, index / 2)[(index % 2) as usize]
 }
 
-/// The first `len` normal numbers of a stream, of this standard deviation; by as many threads as there are cores.
-pub fn normals(seed: u64, stream: u64, deviation: f64, len: usize) -> Vec<f64> {
+/// What `value` makes of the first `len` standard normal numbers of a stream; by as many threads as there are cores.
+pub fn normals<T: Clone + Default + Send>(
+    seed: u64,
+    stream: u64,
+    len: usize,
+    value: impl Fn(f64) -> T + Sync,
+) -> Vec<T> {
     const SMALLEST: usize = 1 << 16; // less is not worth a thread
-    let mut values = vec![0.0; len];
-    let fill = |first: usize, part: &mut [f64]| {
+    let mut values = vec![T::default(); len];
+    let fill = |first: usize, part: &mut [T]| {
         for (at, pair) in part.chunks_mut(2).enumerate() {
             let normal = normal_pair(seed, stream, (first / 2 + at) as u64);
-            pair.iter_mut().zip(normal).for_each(|(value, normal)| *value = deviation * normal);
+            pair.iter_mut().zip(normal).for_each(|(out, normal)| *out = value(normal));
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(len.div_ceil(SMALLEST));
@@ -94,9 +99,18 @@ mod tests {
     #[test]
     fn threads_decide_no_bit() {
         for len in [0, 1, 7, (1 << 18) + 3] {
-            let many: Vec<u64> = normals(3, name("wte"), 0.5, len).into_iter().map(f64::to_bits).collect();
+            let many: Vec<u64> = normals(3, name("wte"), len, |x| (0.5 * x).to_bits());
             let one = (0..len as u64).map(|i| (0.5 * normal(3, name("wte"), i)).to_bits());
             assert!(one.eq(many.iter().copied()), "{len}");
+        }
+    }
+
+    #[test]
+    fn sine_and_cosine_at_once_are_those_alone() {
+        for i in 0..1_000_000 {
+            let angle = TAU * uniform(draw(&[i]));
+            let (sin, cos) = libm::sincos(angle);
+            assert_eq!([sin, cos].map(f64::to_bits), [libm::sin(angle), libm::cos(angle)].map(f64::to_bits), "{angle}");
         }
     }
 

@@ -37,7 +37,7 @@ pub use crate::shard::CellHealth;
 use crate::shard::{Mismatch, Tie};
 use crate::stage::Stage;
 use crate::transport::local::Fabric;
-use crate::worker::Worker;
+use crate::worker::{Reply, Worker};
 
 pub use crate::fast::FastAccumulation;
 pub use crate::gradients::GradDtype;
@@ -368,15 +368,10 @@ where
         route.fabric.reset();
         let start = Instant::now();
         let (timed, health) = ((ask == Ask::Times).then_some(start), ask == Ask::Health);
-        let replies: Vec<_> = self
-            .workers
-            .iter()
-            .map(|worker| {
-                let (route, batch) = (route.clone(), batch.clone());
-                worker.call(move |state| state.run(&Pass { route: &route, mode, batch: &batch, logits, timed, health }))
-            })
-            .collect();
-        let results: Vec<Result<RankReport>> = replies.into_iter().map(|reply| reply.wait()).collect();
+        let of_jobs = route.clone();
+        let results = self.call_all(move |state| {
+            state.run(&Pass { route: &of_jobs, mode, batch: &batch, logits, timed, health })
+        });
         let wall = start.elapsed();
         let committed = |result: &Result<RankReport>| {
             result.as_ref().is_ok_and(|report| report.outcome.verdict == Some(Verdict::Good))
@@ -399,8 +394,8 @@ where
     /// Runs one captured step on the device that all ranks share: their ledgers first, then one launch.
     fn run_joint(&mut self, batch: Arc<[Windows]>) -> Result<(Vec<RankReport>, Duration)> {
         let start = Instant::now();
-        if let Err(error) = self.on_all(move |state| state.prepare_joint(&batch)) {
-            self.on_all(|state| state.cancel_joint())?;
+        if let Err(error) = self.in_turn(|state| state.prepare_joint(&batch)) {
+            self.in_turn(RankState::cancel_joint)?;
             return Err(error);
         }
         if let Some(Joint { device, graph }) = &mut self.joint
@@ -409,8 +404,7 @@ where
             self.broken = Some(format!("the launch of a step failed: {error}"));
             return Err(error.into());
         }
-        let route = self.route.clone();
-        let reports = self.on_all(move |state| state.conclude_joint(&route, start));
+        let reports = self.in_turn(|state| state.conclude_joint(&self.route, start));
         let reports = reports.inspect_err(|error| self.broken = Some(error.to_string()))?;
         Ok((reports, start.elapsed()))
     }
@@ -423,15 +417,28 @@ where
         if let Some(reason) = &self.broken {
             return Err(Error::Broken(reason.clone()));
         }
-        let replies: Vec<_> = self
-            .workers
-            .iter()
-            .map(|worker| {
-                let job = job.clone();
-                worker.call(move |state| job(state))
-            })
-            .collect();
-        settle(replies.into_iter().map(|reply| reply.wait()).collect())
+        settle(self.call_all(job))
+    }
+
+    /// As [`Session::on_all`], one rank after the other: for what is done sooner than a thread is woken.
+    fn in_turn<R>(&self, job: impl Fn(&mut RankState<S>) -> Result<R>) -> Result<Vec<R>> {
+        if let Some(reason) = &self.broken {
+            return Err(Error::Broken(reason.clone()));
+        }
+        settle(self.workers.iter().map(|worker| worker.here(&job)).collect())
+    }
+
+    /// All ranks at once; a rank alone needs no other thread.
+    fn call_all<R: Send + 'static>(
+        &self,
+        job: impl Fn(&mut RankState<S>) -> Result<R> + Clone + Send + 'static,
+    ) -> Vec<Result<R>> {
+        if let [alone] = &self.workers[..] {
+            return vec![alone.here(job)];
+        }
+        let call = |worker: &Worker<RankState<S>>| worker.call(job.clone());
+        let replies: Vec<_> = self.workers.iter().map(call).collect();
+        replies.into_iter().map(Reply::wait).collect()
     }
 }
 

@@ -1,19 +1,22 @@
-//! A thread that owns one value and does what it is asked to, in order.
+//! A value with a thread that does to it what it is asked to, in order.
 //!
-//! Ranks live on such threads for a whole session. A panic on one is caught, reported as an error, and leaves the value
-//! marked by whoever reads the error; the thread goes on.
+//! Ranks live so for a whole session. What waits for nobody may be done on the caller's thread instead: waking another one
+//! and being woken by it takes longer than what the host has to do for a replayed step. A panic is caught, reported as an
+//! error, and leaves the value marked by whoever reads the error; the thread goes on.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use crate::error::{Error, Result};
 
 type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 
-/// A value on a thread of its own.
+/// A value with a thread of its own.
 pub(crate) struct Worker<T> {
+    value: Arc<Mutex<T>>,
     jobs: Option<Sender<Job<T>>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -30,24 +33,29 @@ impl<R> Reply<R> {
 }
 
 impl<T: Send + 'static> Worker<T> {
-    /// A thread of this name that owns `value`.
-    pub fn new(name: String, mut value: T) -> Result<Worker<T>> {
+    /// A thread of this name for `value`.
+    pub fn new(name: String, value: T) -> Result<Worker<T>> {
         let (jobs, incoming) = channel::<Job<T>>();
-        let run = move || incoming.into_iter().for_each(|job| job(&mut value));
+        let value = Arc::new(Mutex::new(value));
+        let shared = value.clone();
+        let run = move || incoming.into_iter().for_each(|job| job(&mut lock(&shared)));
         let thread = thread::Builder::new()
             .name(name)
             .spawn(run)
             .map_err(|error| Error::Config(format!("cannot start a thread: {error}")))?;
-        Ok(Worker { jobs: Some(jobs), thread: Some(thread) })
+        Ok(Worker { value, jobs: Some(jobs), thread: Some(thread) })
+    }
+
+    /// Does `job` on this thread. Nothing that the worker was asked for may be outstanding.
+    pub fn here<R>(&self, job: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
+        caught(&mut *lock(&self.value), job)
     }
 
     /// Has the thread do `job`.
     pub fn call<R: Send + 'static>(&self, job: impl FnOnce(&mut T) -> Result<R> + Send + 'static) -> Reply<R> {
         let (answer, reply) = channel();
         let job = move |value: &mut T| {
-            let result = catch_unwind(AssertUnwindSafe(|| job(value)));
-            let result = result.unwrap_or_else(|payload| Err(Error::Panic(text(payload.as_ref()))));
-            let _ = answer.send(result); // nobody waits: the session is gone
+            let _ = answer.send(caught(value, job)); // nobody waits: the session is gone
         };
         if let Some(jobs) = &self.jobs {
             let _ = jobs.send(Box::new(job)); // the reply says that the thread has ended
@@ -63,6 +71,16 @@ impl<T> Drop for Worker<T> {
             let _ = thread.join(); // jobs catch their panics
         }
     }
+}
+
+/// Jobs catch their panics, so no lock is poisoned.
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn caught<T, R>(value: &mut T, job: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
+    let result = catch_unwind(AssertUnwindSafe(|| job(value)));
+    result.unwrap_or_else(|payload| Err(Error::Panic(text(payload.as_ref()))))
 }
 
 fn text(payload: &(dyn Any + Send)) -> String {
@@ -91,5 +109,9 @@ mod tests {
         let error = worker.call::<()>(|value| panic!("at {value}")).wait().unwrap_err();
         assert_eq!(error.to_string(), "a panic: at 6");
         assert_eq!(add(1).wait().unwrap(), 7, "the thread goes on");
+        let error = worker.here::<()>(|value| panic!("here at {value}")).unwrap_err();
+        assert_eq!(error.to_string(), "a panic: here at 7");
+        assert_eq!(worker.here(|value| Ok(*value)).unwrap(), 7);
+        assert_eq!(add(1).wait().unwrap(), 8);
     }
 }

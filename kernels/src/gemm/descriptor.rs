@@ -60,7 +60,8 @@ fn scale_mode(scale: BlockScale) -> sys::cublasLtMatmulMatrixScale_t {
 }
 
 impl Descriptor {
-    pub(super) fn new(product: &Product) -> Result<Descriptor> {
+    /// For a GPU of so many multiprocessors; 0 if that is not known.
+    pub(super) fn new(product: &Product, multiprocessors: u32) -> Result<Descriptor> {
         let made = "describing a product";
         let float = sys::cudaDataType_t::CUDA_R_32F;
         let operation =
@@ -91,6 +92,10 @@ impl Descriptor {
         }
         if product.is_fp8() {
             descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &i8::from(product.fast))?;
+        }
+        if product.beside && multiprocessors > 1 {
+            let half = (multiprocessors / 2) as i32;
+            descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &half)?;
         }
         if let Scaling::Blocks { left, right } = product.scaling {
             descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scale_mode(right))?;

@@ -112,6 +112,9 @@ pub struct Product {
     pub fast: bool,
     /// Whether the depth may be split over several blocks of threads. Not for results that are accumulated into.
     pub split: bool,
+    /// Whether others run beside it: its algorithm is then chosen for half of the multiprocessors. One of few rows takes
+    /// the whole GPU only by cutting its result into tiles that are too small to be worked on well.
+    pub beside: bool,
     /// Of FP8 operands.
     pub scaling: Scaling,
 }
@@ -131,13 +134,14 @@ impl Product {
             bias: false,
             fast: false,
             split: true,
+            beside: true,
             scaling: Scaling::Tensor,
         }
     }
 
     /// A gradient of a weight: floats that may be accumulated into, without a split of the depth.
     pub const fn weight_gradient(rows: usize, columns: usize, depth: usize, left: Type, right: Type) -> Product {
-        Product { out: Output::F32, split: false, ..Product::fp8(rows, columns, depth, left, right) }
+        Product { out: Output::F32, split: false, beside: false, ..Product::fp8(rows, columns, depth, left, right) }
     }
 
     /// Whether an operand is FP8.
@@ -252,6 +256,7 @@ impl fmt::Display for Product {
             (self.bias, "bias"),
             (self.fast, "fast"),
             (self.split, "split"),
+            (self.beside, "beside others"),
         ];
         flags.into_iter().filter(|(set, _)| *set).try_for_each(|(_, name)| write!(f, ", {name}"))?;
         match self.scaling {

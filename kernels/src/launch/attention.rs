@@ -137,7 +137,7 @@ impl Kernels {
         dqkv: Span<bf16>,
         delta: Span<f32>,
     ) -> Result {
-        let kernel = ["attention_queries_32", "attention_queries_64", "attention_queries_128"][shape.padded()];
+        let kernel = ["attention_delta_32", "attention_delta_64", "attention_delta_128"][shape.padded()];
         let argument = shape.argument(kernel)?;
         expect(kernel, "qkv", qkv, shape.tokens() * shape.width())?;
         expect(kernel, "dout", dout, shape.tokens() * shape.hidden())?;
@@ -148,10 +148,11 @@ impl Kernels {
         let groups = self.groups();
         let shared = shape.shared(2, if shape.padded() == 2 { 32 } else { 64 }, groups);
         let out = optional(out);
-        let arguments: [&dyn Argument; 7] = [&qkv, &out, &dout, &lse, &dqkv, &delta, &argument];
+        let arguments: [&dyn Argument; 6] = [&qkv, &out, &dout, &lse, &delta, &argument];
         self.launch(stream, kernel, shape.grid(shape.heads), groups * GROUP, shared, &arguments)?;
-        let kernel = ["attention_keys_32", "attention_keys_64", "attention_keys_128"][shape.padded()];
-        let arguments: [&dyn Argument; 6] = [&qkv, &dout, &lse, &dqkv, &delta, &argument];
-        self.launch(stream, kernel, shape.grid(shape.kv_heads), groups * GROUP, shared, &arguments)
+        let kernel = ["attention_gradients_32", "attention_gradients_64", "attention_gradients_128"][shape.padded()];
+        let queries = dimension(kernel, "heads", shape.sequences * shape.heads)?;
+        let arguments: [&dyn Argument; 7] = [&qkv, &dout, &lse, &dqkv, &delta, &argument, &queries];
+        self.launch(stream, kernel, shape.grid(shape.heads + shape.kv_heads), groups * GROUP, shared, &arguments)
     }
 }

@@ -54,6 +54,7 @@ impl Gemm {
             fast: fast && left_type.is_fp8(),
             // Weight gradients may be added to: one algorithm, without a split of the depth, for first and later ones.
             split: out_type == Output::Bf16,
+            beside: out_type == Output::Bf16,
             scaling: Scaling::Tensor,
         };
         let operands = Operands {

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
+use qeffect_core::dtype::Dtype;
+
 use super::{Shard, mean};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::rng;
 use crate::stage::{Init, ParamId, Stage};
@@ -22,13 +25,21 @@ impl<S: Stage> Shard<S> {
                 let spec = &self.parts[part].stage.spec().params[index];
                 let tied = self.parts[part].stage.spec().tied_to(ParamId(index));
                 let stream = rng::name(tied.unwrap_or(&spec.path));
-                let values: Vec<f64> = match spec.init {
-                    Init::Zeros => vec![0.0; spec.elements()],
-                    Init::Ones => vec![1.0; spec.elements()],
-                    Init::Normal(deviation) => rng::normals(seed, stream, deviation, spec.elements()),
-                };
-                let master = self.parts[part].state.params[index].master.buf;
-                self.upload_reals(master, &values)?;
+                let (len, init) = (spec.elements(), spec.init);
+                let master = self.parts[part].state.params[index].master;
+                match (init, master.dtype) {
+                    (Init::Zeros, _) => self.upload_reals(master.buf, &vec![0.0; len])?,
+                    (Init::Ones, _) => self.upload_reals(master.buf, &vec![1.0; len])?,
+                    // Rounded where they are drawn: billions of numbers are a matter of seconds.
+                    (Init::Normal(deviation), Dtype::F32) => {
+                        let values = rng::normals(seed, stream, len, |normal| (deviation * normal) as f32);
+                        self.device.write(master.buf, bytemuck::cast_slice(&values))?;
+                    }
+                    (Init::Normal(deviation), _) => {
+                        let values = rng::normals(seed, stream, len, |normal| deviation * normal);
+                        self.upload_reals(master.buf, &values)?;
+                    }
+                }
             }
         }
         Ok(())
