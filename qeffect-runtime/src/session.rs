@@ -369,9 +369,8 @@ where
         let start = Instant::now();
         let (timed, health) = ((ask == Ask::Times).then_some(start), ask == Ask::Health);
         let of_jobs = route.clone();
-        let results = self.call_all(move |state| {
-            state.run(&Pass { route: &of_jobs, mode, batch: &batch, logits, timed, health })
-        });
+        let results = self
+            .call_all(move |state| state.run(&Pass { route: &of_jobs, mode, batch: &batch, logits, timed, health }));
         let wall = start.elapsed();
         let committed = |result: &Result<RankReport>| {
             result.as_ref().is_ok_and(|report| report.outcome.verdict == Some(Verdict::Good))
