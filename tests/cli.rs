@@ -2,6 +2,7 @@
 #![cfg(feature = "cli")]
 #![allow(missing_docs)]
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -455,7 +456,7 @@ fn a_measured_trace_feeds_the_simulator() {
     assert!(cells.iter().all(|cell| cell["elements"].as_u64() > Some(0) && cell["frozen"] == false), "{cells:?}");
 
     let value: Value = serde_json::from_str(&std::fs::read_to_string(&trace).expect("a trace")).expect("JSON");
-    let mut times: std::collections::BTreeMap<(usize, char), Vec<i64>> = Default::default();
+    let mut times: BTreeMap<(usize, char), Vec<i64>> = Default::default();
     for event in value["traceEvents"].as_array().expect("events").iter().filter(|event| event["ph"] == "X") {
         if let Some(key) = action(event["name"].as_str().expect("a name")) {
             times.entry(key).or_default().push((event["dur"].as_f64().expect("a time") * 1e3).round() as i64);
@@ -472,6 +473,79 @@ fn a_measured_trace_feeds_the_simulator() {
         let busy: i64 = stages.into_iter().map(|s| 4 * stage(s)).sum();
         assert_eq!(value["ranks"][rank]["busy"], busy, "{value}");
     }
+}
+
+/// Ranges as a profiler hears them, per thread: how often each name, once all ranges have ended.
+fn heard(text: &str) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    let mut open: BTreeMap<&str, usize> = BTreeMap::new();
+    for line in text.lines() {
+        let (thread, name) = line.split_once('\t').expect("a thread and a name");
+        let depth = open.entry(thread).or_default();
+        match name {
+            "-" => *depth = depth.checked_sub(1).expect("a range that has begun"),
+            name => {
+                *depth += 1;
+                *counts.entry(name.to_owned()).or_default() += 1;
+            }
+        }
+    }
+    assert!(open.values().all(|depth| *depth == 0), "all ranges have ended: {open:?}");
+    counts
+}
+
+/// A library in the place of a profiler's, in every mode of capture.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_profiler_hears_actions_and_steps_by_name() {
+    let folder = Folder::new("nvtx");
+    let library = folder.path("libsink.so");
+    let sink = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nvtx/sink.rs");
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
+    let built = Command::new(rustc).args(["--edition=2024", "--crate-type=cdylib", "-o", &library, sink]).output();
+    let built = built.expect("the compiler that built this test");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let text = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/shakespeare.txt")).expect("the text");
+    std::fs::write(folder.0.join("play.txt"), &text[..60_000]).expect("written");
+    let ranges = folder.path("ranges");
+    let run = |capture: &str, library: &str| {
+        let mut train = command(&["train", "--schedule", "zb_v", "--set", "run.device=cpu"]);
+        for (key, value) in [
+            ("data.path", folder.path("play.txt")),
+            ("run.out", folder.path("runs")),
+            ("run.capture", capture.into()),
+            ("optimizer.steps", "2".into()),
+            ("pipeline.microbatches", "4".into()),
+            ("run.evaluations", "1".into()),
+            ("run.sample", "1".into()),
+        ] {
+            train.args(["--set", &format!("{key}={value}")]);
+        }
+        let output = train.env("NVTX_INJECTION64_PATH", library).env("QEFFECT_TEST_RANGES", &ranges).output();
+        let output = output.expect("the command starts");
+        assert!(output.status.success(), "{capture}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    for capture in ["eager", "action", "step"] {
+        run(capture, &library);
+        let heard = heard(&std::fs::read_to_string(&ranges).expect("ranges"));
+        let count = |name: &str| heard.get(name).copied().unwrap_or(0);
+        for step in ["step 0", "step 1"] {
+            assert_eq!(count(step), 2, "{capture}: once per rank: {heard:?}");
+        }
+        assert!(count("evaluation") > 0, "{capture}");
+        let actions = if capture == "step" { 0 } else { 2 };
+        for (stage, microbatch) in (0..4).flat_map(|stage| (0..4).map(move |microbatch| (stage, microbatch))) {
+            for letter in ["I", "W"] {
+                assert_eq!(count(&format!("{letter}({stage}, {microbatch})")), actions, "{capture}: {heard:?}");
+            }
+            // Evaluations run F too.
+            assert!(count(&format!("F({stage}, {microbatch})")) > actions, "{capture}");
+        }
+        assert_eq!(count("commit"), 2 * actions, "{capture}: once per rank and step");
+    }
+    // A library that is none is no reason not to run.
+    run("step", "/no/such/library.so");
+    run("step", sink);
 }
 
 #[test]

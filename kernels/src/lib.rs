@@ -18,6 +18,7 @@ pub mod launch;
 pub mod memory;
 pub mod module;
 pub mod nvrtc;
+pub mod nvtx;
 pub mod pinned;
 pub mod probe;
 mod quiet;

@@ -22,7 +22,7 @@ mod unit;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
 use qeffect_kernels::gemm::{Algorithms, Plan, Product, Scaling};
 use qeffect_kernels::graph::Shape;
@@ -235,7 +235,7 @@ impl Device for CudaDevice {
         self.marks.mark(&self.gpu.context, &self.stream).map(Some)
     }
 
-    fn times(&mut self, marks: &[Mark]) -> std::result::Result<Vec<Duration>, DeviceError> {
+    fn times(&mut self, marks: &[Mark]) -> std::result::Result<Vec<Instant>, DeviceError> {
         self.marks.times(marks)
     }
 }

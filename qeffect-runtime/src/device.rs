@@ -9,7 +9,7 @@ mod shared;
 pub use shared::{SharedDevice, Turn};
 
 use core::fmt;
-use core::time::Duration;
+use std::time::Instant;
 
 use qeffect_core::dtype::Dtype;
 
@@ -136,15 +136,15 @@ pub trait Device: Send {
         None
     }
 
-    /// Marks the point behind all that was issued and launched so far, to be timed: nothing is waited for. `None`: the device
-    /// keeps no time, and who wants to know waits for it.
+    /// Marks the point behind all that was issued and launched so far, to be timed. Where other marks are waiting to be read
+    /// nothing is waited for. `None`: the device keeps no time, and who wants to know waits for it.
     fn mark(&mut self) -> Result<Option<Mark>, DeviceError> {
         Ok(None)
     }
 
-    /// The times from the first of these marks to each, in the order in which they are given. Waits until the device has come
-    /// to all of them, and forgets them.
-    fn times(&mut self, marks: &[Mark]) -> Result<Vec<Duration>, DeviceError> {
+    /// When the device came to each of these marks. Waits until it has, and forgets them. Marks of one device are on one clock,
+    /// as long as there is one to be read; that of the host is kept to within the time of a launch.
+    fn times(&mut self, marks: &[Mark]) -> Result<Vec<Instant>, DeviceError> {
         let reason = format!("{} marks of another device", marks.len());
         if marks.is_empty() { Ok(Vec::new()) } else { Err(DeviceError::Failed { cmd: "times", reason }) }
     }

@@ -10,6 +10,7 @@ use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_core::ledger::{Action, Rolls, Site, Verdict};
 use qeffect_core::plan::{Direction, Node, Op, Plan};
 use qeffect_core::token::{Bwd, Fwd, Token};
+use qeffect_kernels::nvtx::{self, Range};
 
 use crate::act::Act;
 use crate::capture::record::Entry;
@@ -158,13 +159,17 @@ impl<S: Stage> Executor<'_, '_, S> {
         self.shard.check_tag(slot, at.stage(), at.microbatch())
     }
 
-    /// Names what follows in a trace.
-    fn enter(&mut self, action: Action) {
+    /// Names what follows in a trace, or for a profiler.
+    fn enter(&mut self, action: Action) -> Range {
         self.shard.recorder().enter(action);
+        match self.outlet {
+            Outlet::Wire(_) => nvtx::range(action),
+            Outlet::Trace => Range::none(),
+        }
     }
 
-    fn enter_compute(&mut self, op: Op, at: Site) {
-        self.enter(node(op, at.stage(), at.microbatch()));
+    fn enter_compute(&mut self, op: Op, at: Site) -> Range {
+        self.enter(node(op, at.stage(), at.microbatch()))
     }
 
     fn run_input_grad(&mut self, at: Site, tape: S::Tape, token: Token<Bwd>) -> Result<(S::Work, Token<Bwd>)> {
@@ -189,14 +194,14 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
         if matches!(self.outlet, Outlet::Wire(_)) {
             self.shard.feed(self.batch, step)?;
         }
-        self.enter(Action::Step);
+        let _range = self.enter(Action::Step);
         self.shard.begin()?;
         self.after.began = true;
         Ok(())
     }
 
     fn forward(&mut self, at: Site, token: Token<Fwd>) -> Result<(Self::Tape, Token<Fwd>)> {
-        self.enter_compute(Op::Forward, at);
+        let _range = self.enter_compute(Op::Forward, at);
         let parcel = self.take(Direction::Forward, at)?;
         let x = &parcel.1.acts[..];
         let (stage, microbatch) = (at.stage(), at.microbatch());
@@ -214,6 +219,7 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
     }
 
     fn evaluate(&mut self, at: Site) -> Result<()> {
+        let _range = nvtx::range(node(Op::Forward, at.stage(), at.microbatch()));
         let parcel = self.take(Direction::Forward, at)?;
         let y = self.shard.evaluate(at.stage(), at.microbatch(), &parcel.1.acts, !self.logits)?;
         self.consumed(parcel)?;
@@ -230,21 +236,20 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
     }
 
     fn recompute(&mut self, at: Site, tape: Self::Tape) -> Result<Self::Tape> {
-        self.enter_compute(Op::Recompute, at);
+        let _range = self.enter_compute(Op::Recompute, at);
         self.check_tag(at)?;
         let tape = self.shard.recompute(at.stage(), at.microbatch(), tape.seed()?)?;
         Ok(StageTape::Whole(tape))
     }
 
     fn input_grad(&mut self, at: Site, tape: Self::Tape, token: Token<Bwd>) -> Result<(S::Work, Token<Bwd>)> {
-        self.enter_compute(Op::InputGrad, at);
+        let _range = self.enter_compute(Op::InputGrad, at);
         self.run_input_grad(at, tape.whole()?, token)
     }
 
     fn weight_grad(&mut self, works: std::vec::Drain<'_, (Site, S::Work)>) -> Result<()> {
-        if let Some((at, _)) = works.as_slice().first() {
-            self.enter_compute(Op::WeightGrad, *at);
-        }
+        let first = works.as_slice().first().map(|(at, _)| *at);
+        let _range = first.map(|at| self.enter_compute(Op::WeightGrad, at));
         for (at, work) in works {
             self.check_tag(at)?;
             self.shard.weight_grad(at.stage(), at.microbatch(), work)?;
@@ -253,14 +258,14 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
     }
 
     fn full_backward(&mut self, at: Site, tape: Self::Tape, token: Token<Bwd>) -> Result<Token<Bwd>> {
-        self.enter_compute(Op::FullBackward, at);
+        let _range = self.enter_compute(Op::FullBackward, at);
         let (work, token) = self.run_input_grad(at, tape.whole()?, token)?;
         self.shard.weight_grad(at.stage(), at.microbatch(), work)?;
         Ok(token)
     }
 
     fn send(&mut self, port: Port) -> Result<()> {
-        self.enter(message(SEND, port));
+        let _range = self.enter(message(SEND, port));
         let slot = self.mail.outbound.get_mut(port.edge as usize).and_then(|s| s.get_mut(port.microbatch.index()));
         let Some(acts) = slot.and_then(Option::take) else {
             let message = format!("{} sends what is not there", message(SEND, port));
@@ -274,7 +279,7 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
     }
 
     fn post(&mut self, port: Port) -> Result<()> {
-        self.enter(message(POST, port));
+        let _range = self.enter(message(POST, port));
         match &mut self.outlet {
             Outlet::Wire(wire) => wire.post(port),
             Outlet::Trace => {
@@ -285,7 +290,7 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
     }
 
     fn wait(&mut self, port: Port) -> Result<()> {
-        self.enter(message(WAIT, port));
+        let _range = self.enter(message(WAIT, port));
         let stage = self.shard.stages().find(|(id, _)| *id == port.stage);
         let Some(shape) = stage.and_then(|(_, stage)| MessageShape::of(stage, port.direction)) else {
             return Err(TransportError::NoEdge { edge: port.edge }.into());
@@ -302,12 +307,12 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
     }
 
     fn refresh(&mut self, stage: StageId) -> Result<()> {
-        self.enter(node(Op::Refresh, stage, Microbatch(0)));
+        let _range = self.enter(node(Op::Refresh, stage, Microbatch(0)));
         self.shard.refresh(stage)
     }
 
     fn reduce(&mut self, stage: StageId) -> Result<()> {
-        self.enter(node(Op::Reduce, stage, Microbatch(0)));
+        let _range = self.enter(node(Op::Reduce, stage, Microbatch(0)));
         self.shard.reduce(stage)
     }
 
@@ -316,7 +321,7 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
     }
 
     fn agree(&mut self) -> Result<()> {
-        self.enter(node(Op::Agree, StageId(0), Microbatch(0)));
+        let _range = self.enter(node(Op::Agree, StageId(0), Microbatch(0)));
         if self.shard.ties_across() {
             match &mut self.outlet {
                 Outlet::Wire(wire) => {
@@ -345,7 +350,7 @@ impl<S: Stage> Execute for Executor<'_, '_, S> {
     }
 
     fn commit(&mut self) -> Result<()> {
-        self.enter(node(Op::Commit, StageId(0), Microbatch(0)));
+        let _range = self.enter(node(Op::Commit, StageId(0), Microbatch(0)));
         self.after.unsure = true;
         self.shard.commit()
     }

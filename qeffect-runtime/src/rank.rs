@@ -9,6 +9,7 @@ use qeffect_core::ledger::{Action, Ledger, StepEffects, Verdict};
 use qeffect_core::measured::Span;
 use qeffect_core::plan::{Node, Plan};
 use qeffect_core::version::WeightVersion;
+use qeffect_kernels::nvtx;
 
 use crate::capture::CaptureMode;
 use crate::capture::program::{Captured, Programs};
@@ -216,6 +217,10 @@ impl<S: Stage> RankState<S> {
         self.usable()?;
         let plan = pass.route.plan();
         let start = Instant::now();
+        let _range = match pass.mode {
+            Mode::Train => nvtx::range(format_args!("step {}", self.shard.attempts())),
+            Mode::Evaluate { .. } => nvtx::range("evaluation"),
+        };
         let mut wire = Wire::new(&link, plan);
         let mut after = Aftermath::default();
         let nodes = plan.rank(self.rank);
@@ -282,7 +287,9 @@ impl<S: Stage> RankState<S> {
     }
 
     /// Before a list of all ranks is launched: the ledger's transaction, and the data.
-    pub fn prepare_joint(&mut self, batch: &[Windows]) -> Result<()> {
+    ///
+    /// The number of the step.
+    pub fn prepare_joint(&mut self, batch: &[Windows]) -> Result<u64> {
         self.usable()?;
         let Some(Captured { effects, programs: Programs::Joint(rolls) }) = &self.captured else {
             return Err(Error::Config("no step was captured for all ranks".into()));
@@ -297,7 +304,7 @@ impl<S: Stage> RankState<S> {
             shard.cancel_replay();
             self.ledger.abort_step();
         }
-        fed
+        fed.map(|()| step)
     }
 
     /// The list was not launched: some rank was not ready.

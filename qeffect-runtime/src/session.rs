@@ -22,6 +22,7 @@ use qeffect_core::ledger::Verdict;
 use qeffect_core::measured::Span;
 use qeffect_core::plan::Checked;
 use qeffect_core::recipe::Recipe;
+use qeffect_kernels::nvtx;
 
 use crate::capture::record::Trace;
 use crate::capture::split::split_rolls;
@@ -393,16 +394,21 @@ where
     /// Runs one captured step on the device that all ranks share: their ledgers first, then one launch.
     fn run_joint(&mut self, batch: Arc<[Windows]>) -> Result<(Vec<RankReport>, Duration)> {
         let start = Instant::now();
-        if let Err(error) = self.in_turn(|state| state.prepare_joint(&batch)) {
-            self.in_turn(RankState::cancel_joint)?;
-            return Err(error);
-        }
+        let steps = match self.in_turn(|state| state.prepare_joint(&batch)) {
+            Ok(steps) => steps,
+            Err(error) => {
+                self.in_turn(RankState::cancel_joint)?;
+                return Err(error);
+            }
+        };
+        let range = nvtx::range(format_args!("step {}", steps.first().copied().unwrap_or_default()));
         if let Some(Joint { device, graph }) = &mut self.joint
             && let Err(error) = device.launch(*graph)
         {
             self.broken = Some(format!("the launch of a step failed: {error}"));
             return Err(error.into());
         }
+        drop(range);
         let reports = self.in_turn(|state| state.conclude_joint(&self.route, start));
         let reports = reports.inspect_err(|error| self.broken = Some(error.to_string()))?;
         Ok((reports, start.elapsed()))

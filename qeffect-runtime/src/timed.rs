@@ -46,14 +46,12 @@ struct Entry {
 pub(crate) struct Clock {
     /// The start of the step, the same on all ranks.
     zero: Instant,
-    /// Where the device keeps time: a mark, and when it was made.
-    base: Option<(Mark, Duration)>,
     entries: Vec<Entry>,
 }
 
 impl Clock {
     pub fn new(zero: Instant) -> Clock {
-        Clock { zero, base: None, entries: Vec::new() }
+        Clock { zero, entries: Vec::new() }
     }
 
     fn now(&self) -> Duration {
@@ -70,14 +68,12 @@ impl Clock {
 
     /// What was measured. The marks of the device are read, and given back to it.
     pub fn finish(self, device: &mut dyn Device) -> Result<Vec<Span>> {
-        let (base, offset) = self.base.unzip();
         let ends = self.entries.iter().flat_map(|entry| entry.ends);
         let marks = ends.filter_map(|end| if let Point::Device(mark) = end { Some(mark) } else { None });
-        let marks: Vec<Mark> = base.into_iter().chain(marks).collect();
-        let mut times = device.times(&marks)?.into_iter().skip(1);
+        let mut times = device.times(&marks.collect::<Vec<_>>())?.into_iter();
         let mut at = |end| match end {
             Point::Host(at) => at,
-            Point::Device(_) => offset.unwrap_or_default() + times.next().unwrap_or_default(),
+            Point::Device(_) => times.next().map_or(Duration::ZERO, |at| at.saturating_duration_since(self.zero)),
         };
         let mut spans = Vec::new();
         for Entry { done, ends } in self.entries {
@@ -122,11 +118,7 @@ impl<E: Execute<Error = Error> + Idle> Timed<'_, E> {
 
     /// What may wait for other ranks.
     fn span<T>(&mut self, action: Action, run: impl FnOnce(&mut E) -> Result<T>) -> Result<T> {
-        let start = self.start()?;
-        let value = run(&mut self.inner)?;
-        let end = self.end()?;
-        self.clock.add([action], [start, end]);
-        Ok(value)
+        self.timed([action], run)
     }
 
     /// What waits for nobody.
@@ -136,24 +128,26 @@ impl<E: Execute<Error = Error> + Idle> Timed<'_, E> {
         run: impl FnOnce(&mut E) -> Result<T>,
     ) -> Result<T> {
         let _turn = self.inner.device().hold();
+        self.timed(actions, run)
+    }
+
+    fn timed<T>(
+        &mut self,
+        actions: impl IntoIterator<Item = Action>,
+        run: impl FnOnce(&mut E) -> Result<T>,
+    ) -> Result<T> {
         let start = self.start()?;
-        let value = run(&mut self.inner)?;
-        let end = self.end()?;
-        self.clock.add(actions, [start, end]);
-        Ok(value)
+        let result = run(&mut self.inner);
+        // Also after a fault: whatever was marked is given back.
+        let end = self.end();
+        if let Ok(end) = end {
+            self.clock.add(actions, [start, end]);
+        }
+        result.and_then(|value| end.map(|_| value))
     }
 
     fn action<T>(&mut self, op: Op, at: Site, run: impl FnOnce(&mut E) -> Result<T>) -> Result<T> {
         self.alone([node(op, at.stage(), at.microbatch())], run)
-    }
-
-    /// All that was issued so far is over: from here on the device keeps time, if it does.
-    fn set_base(&mut self) -> Result<()> {
-        let _turn = self.inner.device().hold();
-        self.inner.idle()?;
-        let now = self.clock.now();
-        self.clock.base = self.inner.device().mark()?.map(|mark| (mark, now));
-        Ok(())
     }
 }
 
@@ -167,7 +161,7 @@ impl<E: Execute<Error = Error> + Idle> Execute for Timed<'_, E> {
 
     fn begin(&mut self, step: u64, mode: Mode) -> Result<()> {
         self.inner.begin(step, mode)?;
-        self.set_base()
+        self.inner.idle()
     }
 
     fn forward(&mut self, at: Site, token: Token<Fwd>) -> Result<(E::Tape, Token<Fwd>)> {
@@ -251,11 +245,17 @@ mod tests {
     use crate::session::{Session, SessionConfig};
 
     /// A device whose time is the number of its commands: a millisecond each. It says how often it was waited for.
-    #[derive(Default)]
     struct Ticks {
         device: CpuDevice,
+        zero: Instant,
         marks: Vec<u64>,
         reads: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl Ticks {
+        fn at(&self, mark: Mark) -> Duration {
+            Duration::from_millis(self.marks[mark.0 as usize])
+        }
     }
 
     impl Device for Ticks {
@@ -296,10 +296,9 @@ mod tests {
             self.marks.push(self.device.issued());
             Ok(Some(Mark((self.marks.len() - 1) as u32)))
         }
-        fn times(&mut self, marks: &[Mark]) -> Result<Vec<Duration>, DeviceError> {
+        fn times(&mut self, marks: &[Mark]) -> Result<Vec<Instant>, DeviceError> {
             self.reads.lock().unwrap().push(marks.len());
-            let at = |mark: &Mark| self.marks[mark.0 as usize];
-            Ok(marks.iter().map(|mark| Duration::from_millis(at(mark) - at(&marks[0]))).collect())
+            Ok(marks.iter().map(|mark| self.zero + self.at(*mark)).collect())
         }
     }
 
@@ -308,8 +307,13 @@ mod tests {
     fn an_action_is_timed_by_the_device_and_alone() {
         let recipe = "fp8-delayed:history=4".parse().unwrap();
         let config = GptConfig { vocab: 32, hidden: 16, heads: 2, ffn: 32, layers: 2, seq: 8, sequences: 2, recipe };
-        let ticks = Ticks::default();
-        let reads = ticks.reads.clone();
+        let reads = Arc::default();
+        let ticks = Ticks {
+            device: CpuDevice::new(),
+            zero: Instant::now() + Duration::from_secs(60),
+            marks: Vec::new(),
+            reads: Arc::clone(&reads),
+        };
         let told = SessionConfig::new(OptimConfig { steps: 4, ..OptimConfig::default() }, config.tokens());
         let checked = qeffect_schedules::zb_h1::<2, 4>().clone();
         let stages = config.stages(&[1, 1]).unwrap();
@@ -328,7 +332,10 @@ mod tests {
                 }
             }
             let computed = ranks.iter().flatten().filter(|span| computing.contains(&span.op));
-            let busy: Duration = computed.map(|span| span.end - span.start).sum();
+            let mut times: Vec<(Duration, Duration)> = computed.map(|span| (span.start, span.end)).collect();
+            times.sort_unstable();
+            assert!(times.windows(2).all(|pair| pair[0].1 <= pair[1].0), "one at a time");
+            let busy: Duration = times.iter().map(|(start, end)| *end - *start).sum();
             assert_eq!(*first.get_or_insert(busy), busy, "whatever the ranks did meanwhile");
         }
         assert_eq!(reads.lock().unwrap().len(), 4, "once per rank and step");

@@ -1,7 +1,7 @@
 //! A device that can write down what it is asked to do instead of doing it.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::Instant;
 
 use qeffect_core::execute::Port;
 use qeffect_core::ledger::Action;
@@ -186,7 +186,7 @@ impl Device for Recorder {
         self.device.mark()
     }
 
-    fn times(&mut self, marks: &[Mark]) -> Result<Vec<Duration>, DeviceError> {
+    fn times(&mut self, marks: &[Mark]) -> Result<Vec<Instant>, DeviceError> {
         self.device.times(marks)
     }
 }

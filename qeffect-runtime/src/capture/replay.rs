@@ -5,6 +5,7 @@ use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_core::ledger::{Action, Rolls, Site, Verdict};
 use qeffect_core::plan::{Direction, Op};
 use qeffect_core::token::{Bwd, Fwd, Token};
+use qeffect_kernels::nvtx;
 
 use super::program::{Instr, Program};
 use crate::data::Windows;
@@ -68,6 +69,7 @@ pub(crate) struct Replayer<'a, 'w, S> {
 
 impl<S: Stage> Replayer<'_, '_, S> {
     fn next(&mut self, action: Action) -> Result<()> {
+        let _range = nvtx::range(action);
         let program = self.programs.next();
         match program.filter(|program| program.action == action) {
             Some(program) => play(program, self.shard, self.wire, self.step, self.after),

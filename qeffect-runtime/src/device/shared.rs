@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::Instant;
 
 use super::{Buf, BufSpec, Caps, Device, DeviceError, GraphId, Mark};
 use crate::cmd::Cmd;
@@ -134,7 +134,7 @@ impl Device for SharedDevice {
         self.with(|device| device.mark())
     }
 
-    fn times(&mut self, marks: &[Mark]) -> Result<Vec<Duration>, DeviceError> {
+    fn times(&mut self, marks: &[Mark]) -> Result<Vec<Instant>, DeviceError> {
         self.with(|device| device.times(marks))
     }
 }
