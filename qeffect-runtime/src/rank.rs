@@ -58,6 +58,8 @@ pub(crate) struct RankState<S: Stage> {
     mail: Mail,
     /// The training step, if it is replayed.
     captured: Option<Captured>,
+    /// The same action by action, once a step was measured.
+    actions: Option<Captured>,
     /// Why this rank can run nothing more.
     pub broken: Option<String>,
 }
@@ -135,7 +137,7 @@ impl<S: Stage> RankState<S> {
             ledger.fill(stage)?;
         }
         let (held, mail) = (Held::default(), Mail::default());
-        Ok(RankState { rank, shard, ledger, held, mail, captured: None, broken: None })
+        Ok(RankState { rank, shard, ledger, held, mail, captured: None, actions: None, broken: None })
     }
 
     /// From now on, and before any capture: slots carry tags that the device checks.
@@ -207,6 +209,19 @@ impl<S: Stage> RankState<S> {
         Ok(trace)
     }
 
+    /// Before a step is measured: a device on which a list takes less time than its commands one by one is measured with a
+    /// list per action, where steps are replayed at all.
+    pub fn capture_actions(&mut self, route: &Route) -> Result<()> {
+        let by_step = self.captured.as_ref().is_some_and(|captured| !matches!(captured.programs, Programs::Actions(_)));
+        if !by_step || self.actions.is_some() || !self.shard.device().caps().parallel {
+            return Ok(());
+        }
+        let (trace, effects) = self.trace(route)?;
+        let rolls = self.shard.roll_counter();
+        self.actions = Captured::new(self.shard.device(), CaptureMode::Action, trace, effects, rolls)?;
+        Ok(())
+    }
+
     fn usable(&self) -> Result<()> {
         self.broken.as_ref().map_or(Ok(()), |reason| Err(Error::Broken(reason.clone())))
     }
@@ -236,6 +251,7 @@ impl<S: Stage> RankState<S> {
         }
         let captured = self.captured.as_ref().filter(replayed);
         let launches = captured.map_or(0, Captured::launches);
+        let captured = captured.or_else(|| self.actions.as_ref().filter(|_| clock.is_some()));
         let result = match captured.map(|captured| (&captured.programs, &captured.effects)) {
             Some((Programs::Actions(programs), _)) => {
                 let programs = programs.iter();

@@ -211,8 +211,8 @@ where
     }
 
     /// The same step, bit for bit, with what each rank did and when, in the order in which it did it: for traces and
-    /// cost models. It runs action by action, whatever the mode of capture, and waits for a device that keeps no
-    /// time after each: it takes longer than others. On a device that ranks share they take turns, so that an action's time is
+    /// cost models. It runs action by action, whatever the mode of capture, on a GPU with a list for each where
+    /// steps are replayed, and waits for a device that keeps no time after each: it takes longer than others. On a device that ranks share they take turns, so that an action's time is
     /// its own. A group of weight gradients, computed as one, is told as its members, in equal parts.
     ///
     /// # Errors
@@ -241,6 +241,10 @@ where
         let learning_rate = self.config.optim.learning_rate(self.commits);
         if self.commits >= self.config.optim.steps {
             return Err(Error::Config(format!("the run has {} steps, and they are done", self.config.optim.steps)));
+        }
+        if ask == Ask::Times {
+            let route = self.route.clone();
+            self.on_all(move |state| state.capture_actions(&route))?;
         }
         let (mut reports, wall) = match &self.joint {
             Some(_) if ask == Ask::Nothing => self.run_joint(batch)?,

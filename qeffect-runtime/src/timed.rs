@@ -250,6 +250,7 @@ mod tests {
         zero: Instant,
         marks: Vec<u64>,
         reads: Arc<Mutex<Vec<usize>>>,
+        launches: Arc<Mutex<usize>>,
     }
 
     impl Ticks {
@@ -263,7 +264,7 @@ mod tests {
             "ticks"
         }
         fn caps(&self) -> Caps {
-            self.device.caps()
+            Caps { parallel: true, ..self.device.caps() }
         }
         fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
             self.device.alloc(spec)
@@ -287,6 +288,7 @@ mod tests {
             self.device.instantiate(cmds)
         }
         fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
+            *self.launches.lock().unwrap() += 1;
             self.device.launch(graph)
         }
         fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
@@ -307,12 +309,13 @@ mod tests {
     fn an_action_is_timed_by_the_device_and_alone() {
         let recipe = "fp8-delayed:history=4".parse().unwrap();
         let config = GptConfig { vocab: 32, hidden: 16, heads: 2, ffn: 32, layers: 2, seq: 8, sequences: 2, recipe };
-        let reads = Arc::default();
+        let (reads, launches) = (Arc::default(), Arc::default());
         let ticks = Ticks {
             device: CpuDevice::new(),
             zero: Instant::now() + Duration::from_secs(60),
             marks: Vec::new(),
             reads: Arc::clone(&reads),
+            launches: Arc::clone(&launches),
         };
         let told = SessionConfig::new(OptimConfig { steps: 4, ..OptimConfig::default() }, config.tokens());
         let checked = qeffect_schedules::zb_h1::<2, 4>().clone();
@@ -320,8 +323,12 @@ mod tests {
         let mut session = Session::on_one_device(checked, stages, told, Box::new(ticks)).unwrap();
         let windows = Windows { tokens: vec![1; config.tokens()], targets: vec![2; config.tokens()] };
         let mut first = None;
-        for _ in 0..2 {
+        for step in 0..2 {
+            session.step(vec![windows.clone(); 4]).unwrap();
+            assert_eq!(std::mem::take(&mut *launches.lock().unwrap()), 1, "step {step}: one list for all ranks");
             let (_, ranks) = session.step_measured(vec![windows.clone(); 4]).unwrap();
+            assert!(*launches.lock().unwrap() > 24, "a list for each action, of which 24 compute");
+            *launches.lock().unwrap() = 0;
             let computing = [Op::Forward, Op::InputGrad, Op::WeightGrad];
             for (rank, spans) in ranks.iter().enumerate() {
                 for op in computing {
