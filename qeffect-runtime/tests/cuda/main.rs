@@ -7,6 +7,7 @@ mod common;
 mod commands;
 mod graphs;
 mod llama;
+mod observed;
 mod products;
 mod rig;
 mod sessions;

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
@@ -16,10 +15,9 @@ use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
 use qeffect_runtime::error::Error;
 use qeffect_runtime::gpt::{GptConfig, GptStage};
 use qeffect_runtime::optim::OptimConfig;
-use qeffect_runtime::session::{Evaluation, FastAccumulation, GradDtype, OnNonFinite, Session, SessionConfig};
+use qeffect_runtime::session::{Evaluation, GradDtype, OnNonFinite, Session, SessionConfig};
 use qeffect_schedules::{eval_loop, eval_v, further, library, zb_h1, zb_v};
 
-use crate::common::spans::{COMPUTE, one_clock};
 use crate::common::{Solo, batch};
 use crate::rig::there_is_a_gpu;
 use crate::training::{MICROBATCHES, OPTIM, RECIPES, STEPS, Values, model, same};
@@ -27,17 +25,17 @@ use crate::training::{MICROBATCHES, OPTIM, RECIPES, STEPS, Values, model, same};
 /// Microbatches of a group, where gradients are coalesced.
 const GROUP: u32 = 2;
 /// Steps after which everything is compared: before and after the first scales leave the history.
-const COMPARED: [u64; 3] = [2, 6, STEPS - 1];
+pub const COMPARED: [u64; 3] = [2, 6, STEPS - 1];
 /// Steps after which something is evaluated.
 const EVALUATED: [u64; 3] = [0, 5, 12];
 
 /// What the unsplit model computes, command by command.
-struct Wanted {
-    losses: Vec<Vec<f64>>,
-    values: BTreeMap<u64, Values>,
+pub struct Wanted {
+    pub losses: Vec<Vec<f64>>,
+    pub values: BTreeMap<u64, Values>,
 }
 
-fn wanted(config: &GptConfig, gradients: Gradients) -> Wanted {
+pub fn wanted(config: &GptConfig, gradients: Gradients) -> Wanted {
     let group = if gradients == Gradients::Coalesced { GROUP } else { 1 };
     let device = Box::new(CudaDevice::new(0).unwrap());
     let mut solo = Solo::build(config, &[config.layers], MICROBATCHES, OPTIM, (gradients, group), device);
@@ -52,12 +50,12 @@ fn wanted(config: &GptConfig, gradients: Gradients) -> Wanted {
     wanted
 }
 
-fn in_groups(checked: Checked, gradients: Gradients) -> Checked {
+pub fn in_groups(checked: Checked, gradients: Gradients) -> Checked {
     if gradients == Gradients::Coalesced { checked.coalesced(GROUP).unwrap() } else { checked }
 }
 
 /// Stages of unequal size where there are blocks enough.
-fn blocks(config: &GptConfig, stages: u32) -> Vec<usize> {
+pub fn blocks(config: &GptConfig, stages: u32) -> Vec<usize> {
     match (config.layers, stages) {
         (4, 2) => vec![1, 3],
         (4, 4) => vec![1, 2, 1, 0],
@@ -65,7 +63,7 @@ fn blocks(config: &GptConfig, stages: u32) -> Vec<usize> {
     }
 }
 
-fn session(
+pub fn session(
     config: &GptConfig,
     checked: Checked,
     (gradients, capture): (Gradients, CaptureMode),
@@ -219,114 +217,6 @@ fn gradients_in_bf16_give_the_same_bits_in_every_mode() {
         let (losses_of_first, values_of_first) = first.get_or_insert_with(|| (losses.clone(), values.clone()));
         assert_eq!(*losses_of_first, losses, "{ranks} ranks, {capture}");
         same(values_of_first, &values, &format!("{ranks} ranks, {capture}"));
-    }
-}
-
-/// However products of FP8 are summed, in every mode and on one rank or two; and each choice gives bits of its own.
-#[test]
-fn each_way_to_accumulate_gives_the_same_bits_in_every_mode() {
-    if !there_is_a_gpu() {
-        return;
-    }
-    let recipe = RECIPES[0].parse().unwrap();
-    let config = GptConfig { vocab: 256, hidden: 512, heads: 8, ffn: 512, layers: 2, seq: 64, sequences: 2, recipe };
-    let mut results: Vec<Values> = Vec::new();
-    for fast_accumulation in FastAccumulation::ALL {
-        let mut first: Option<(Vec<Vec<f64>>, Values)> = None;
-        for (ranks, capture) in [1, 2].into_iter().flat_map(|ranks| CaptureMode::ALL.map(|capture| (ranks, capture))) {
-            let checked = zb_h1::build(ranks, i64::from(MICROBATCHES)).unwrap();
-            let stages = config.stages(&blocks(&config, checked.schedule.stages)).unwrap();
-            let session_config = SessionConfig {
-                gradients: Gradients::Direct,
-                fast_accumulation,
-                capture,
-                ..SessionConfig::new(OPTIM, config.tokens())
-            };
-            let device = Box::new(CudaDevice::new(0).unwrap());
-            let mut session = Session::on_one_device(checked, stages, session_config, device).unwrap();
-            let losses = (0..6).map(|step| session.step(batch(&config, step, MICROBATCHES)).unwrap().losses).collect();
-            let values = session.snapshot().unwrap().values;
-            let what = format!("{fast_accumulation}, {ranks} ranks, {capture}");
-            let (wanted, values_of_first) = first.get_or_insert_with(|| (Vec::clone(&losses), values.clone()));
-            assert_eq!(*wanted, losses, "{what}");
-            same(values_of_first, &values, &what);
-        }
-        results.extend(first.map(|(_, values)| values));
-    }
-    assert!(results[0] != results[1] && results[1] != results[2], "sums in fewer bits are other sums");
-}
-
-/// Steps in which casts are counted have the bits of the others, and count the same in every mode.
-#[test]
-fn counting_what_casts_lose_changes_nothing_in_any_mode() {
-    if !there_is_a_gpu() {
-        return;
-    }
-    let config = model(RECIPES[0]);
-    let wanted = wanted(&config, Gradients::Direct);
-    let mut first = None;
-    for capture in CaptureMode::ALL {
-        let device = Box::new(CudaDevice::new(0).unwrap());
-        let mut session = session(&config, zb_v::<2, 4>().clone(), (Gradients::Direct, capture), device).unwrap();
-        let mut told = Vec::new();
-        for step in 0..STEPS {
-            let batch = batch(&config, step, MICROBATCHES);
-            let report = if step % 3 == 1 {
-                let (report, cells) = session.step_health(batch).unwrap();
-                assert!(cells.iter().all(|cell| cell.elements > 0 && cell.not_finite == 0 && !cell.frozen));
-                told.push(cells);
-                report
-            } else {
-                session.step(batch).unwrap()
-            };
-            assert_eq!(report.losses, wanted.losses[step as usize], "{capture}, step {step}");
-            if COMPARED.contains(&step) {
-                let values = session.snapshot().unwrap().values;
-                same(&wanted.values[&step], &values, &format!("{capture}, step {step}"));
-            }
-        }
-        assert!(*first.get_or_insert_with(|| told.clone()) == told, "{capture}: other counts");
-    }
-}
-
-/// The bits of any other step; every action once, in the order of its rank, and on a GPU that ranks share one at a time.
-#[test]
-fn measured_steps_time_every_action_on_the_gpu() {
-    if !there_is_a_gpu() {
-        return;
-    }
-    let config = model(RECIPES[0]);
-    for gradients in [Gradients::Direct, Gradients::Coalesced] {
-        let wanted = wanted(&config, gradients);
-        let checked = in_groups(zb_v::<2, 4>().clone(), gradients);
-        for capture in CaptureMode::ALL {
-            let device = Box::new(CudaDevice::new(0).unwrap());
-            let mut session = session(&config, checked.clone(), (gradients, capture), device).unwrap();
-            for step in 0..STEPS {
-                let what = format!("{gradients:?}, {capture}, step {step}");
-                let batch = batch(&config, step, MICROBATCHES);
-                let report = if [1, 2, 7].contains(&step) {
-                    let (report, ranks) = session.step_measured(batch).unwrap();
-                    one_clock(&checked, &ranks);
-                    let ends = ranks.iter().flatten().map(|span| span.end).max().unwrap();
-                    assert!(ends <= report.wall, "{what}: {ends:?} of {:?}", report.wall);
-                    let computing = ranks.iter().flatten().filter(|span| COMPUTE.contains(&span.op));
-                    let mut computing: Vec<_> = computing.map(|span| (span.start, span.end)).collect();
-                    computing.sort_unstable();
-                    assert!(computing.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{what}: one at a time");
-                    let busy: Duration = computing.iter().map(|(start, end)| *end - *start).sum();
-                    println!("{what}: {busy:?} of {:?} in {} actions", report.wall, computing.len());
-                    assert!(busy <= report.wall, "{what}");
-                    report
-                } else {
-                    session.step(batch).unwrap()
-                };
-                assert_eq!(report.losses, wanted.losses[step as usize], "{what}");
-                if COMPARED.contains(&step) {
-                    same(&wanted.values[&step], &session.snapshot().unwrap().values, &what);
-                }
-            }
-        }
     }
 }
 
