@@ -52,6 +52,7 @@ struct Host {
     writes: Duration,
     launches: Duration,
     reads: Duration,
+    captures: Duration,
 }
 
 #[derive(Default)]
@@ -107,7 +108,7 @@ impl Device for Tap {
     }
     fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
         self.seen().lists.push(cmds.clone());
-        self.device.instantiate(cmds)
+        self.timed(|device| device.instantiate(cmds), |host| &mut host.captures)
     }
     fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
         self.timed(|device| device.launch(graph), |host| &mut host.launches)
@@ -256,6 +257,7 @@ fn run(shape: &Shape, mode: CaptureMode, gradients: Gradients, wanted: &Wanted) 
     let takes = Session::footprint(checked.clone(), model.stages(&[4])?, config)?.bytes();
     let mut session = Session::on_one_device(checked, model.stages(&[4])?, config, Box::new(tap))?;
     let opened = start.elapsed();
+    let captures = seen.lock().unwrap_or_else(PoisonError::into_inner).host.captures;
     let mut times = Vec::new();
     let mut last = None;
     for step in 0..WARM + STEPS {
@@ -275,11 +277,12 @@ fn run(shape: &Shape, mode: CaptureMode, gradients: Gradients, wanted: &Wanted) 
     let tokens = f64::from(microbatches) * model.tokens() as f64;
     let probe = device.alloc(BufSpec::new("probe", qeffect_core::dtype::Dtype::U32, 1, 1))?;
     println!(
-        "| {} | {gradients:?} | {ms:.3} | {:.0} | {} | {} | {:.1} | {:.2} | loss {:.4} | {:.0} MiB arena |",
+        "| {} | {gradients:?} | {ms:.3} | {:.0} | {} | {} | {:.1} | {:.1} | {:.2} | loss {:.4} | {:.0} MiB arena |",
         mode.name(),
         tokens / ms * 1e3,
         report.graphs,
         report.launches,
+        captures.as_secs_f64() * 1e3,
         opened.as_secs_f64(),
         takes as f64 / 1e9,
         report.loss,
@@ -303,10 +306,14 @@ fn run(shape: &Shape, mode: CaptureMode, gradients: Gradients, wanted: &Wanted) 
             "floor: {floor:.3} ms for {count} commands, of it products {products:.3} ms; step over floor {:.2}",
             ms / floor
         );
+        let start = Instant::now();
+        let graph = device.instantiate(cmds.clone())?;
+        let again = start.elapsed().as_secs_f64() * 1e3;
+        device.drop_graph(graph)?;
+        let alone = time(&mut device, cmds.clone(), probe)?;
         println!(
-            "all {} commands, replayed without the host: {:.3} ms",
-            cmds.len(),
-            time(&mut device, cmds.clone(), probe)?
+            "all {} commands, replayed without the host: {alone:.3} ms; captured again in {again:.1} ms",
+            cmds.len()
         );
     }
     if wanted.table {
@@ -328,7 +335,7 @@ fn main() -> Result<(), Fault> {
     let has = |word: &str| words.iter().any(|found| found == word);
     let wanted = Wanted { table: has("table"), floor: has("floor"), lanes, grad_dtype, fast, schedule };
     println!(
-        "| capture | gradients | ms | tokens/s | graphs | launches | s to start | GB | | |\n|---|---|---|---|---|---|---|---|---|---|"
+        "| capture | gradients | ms | tokens/s | graphs | launches | ms to capture | s to start | GB | | |\n|---|---|---|---|---|---|---|---|---|---|---|"
     );
     for mode in at(1, "step").split(',') {
         for placement in at(2, "copied,direct,coalesced").split(',') {
