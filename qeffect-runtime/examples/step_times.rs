@@ -82,29 +82,13 @@ impl Tap {
 }
 
 impl Device for Tap {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-    fn caps(&self) -> Caps {
-        self.device.caps()
-    }
-    fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
-        self.device.alloc(spec)
-    }
-    fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
-        self.device.spec(buf)
-    }
-    fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
-        self.device.issue(cmd)
-    }
+    qeffect_runtime::hand_on!(device: name caps alloc spec issue poison drop_graph);
+
     fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
         self.timed(|device| device.write(buf, bytes), |host| &mut host.writes)
     }
     fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError> {
         self.timed(|device| device.read(buf, bytes), |host| &mut host.reads)
-    }
-    fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
-        self.device.poison(buf)
     }
     fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
         self.seen().lists.push(cmds.clone());
@@ -112,9 +96,6 @@ impl Device for Tap {
     }
     fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
         self.timed(|device| device.launch(graph), |host| &mut host.launches)
-    }
-    fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
-        self.device.drop_graph(graph)
     }
 }
 

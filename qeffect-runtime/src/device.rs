@@ -4,6 +4,7 @@
 //! life, and carries out [`Cmd`]s over them. Commands hold no host data that changes from step to step, so a recorded
 //! list of them can be replayed: that is what capture is.
 
+mod hand_on;
 mod shared;
 
 pub use shared::{SharedDevice, Turn};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::cmd::Cmd;
-use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+use crate::device::{Device, DeviceError};
 
 /// What one kind of command has cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -85,51 +85,13 @@ struct Watched {
 }
 
 impl Device for Watched {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-
-    fn caps(&self) -> Caps {
-        self.device.caps()
-    }
-
-    fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
-        self.device.alloc(spec)
-    }
-
-    fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
-        self.device.spec(buf)
-    }
+    crate::hand_on!(device: name caps alloc spec write read poison instantiate launch drop_graph);
 
     fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
         let start = Instant::now();
         let result = self.device.issue(cmd);
         self.profile.add(cmd, start.elapsed());
         result
-    }
-
-    fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.device.write(buf, bytes)
-    }
-
-    fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(buf, bytes)
-    }
-
-    fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
-        self.device.poison(buf)
-    }
-
-    fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
-        self.device.instantiate(cmds)
-    }
-
-    fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
-        self.device.launch(graph)
-    }
-
-    fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
-        self.device.drop_graph(graph)
     }
 }
 
@@ -138,6 +100,7 @@ mod tests {
     use super::*;
     use crate::cmd::Operand;
     use crate::cpu::CpuDevice;
+    use crate::device::BufSpec;
     use qeffect_core::dtype::Dtype;
 
     #[test]

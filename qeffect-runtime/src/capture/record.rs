@@ -1,14 +1,13 @@
 //! A device that can write down what it is asked to do instead of doing it.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use qeffect_core::execute::Port;
 use qeffect_core::ledger::Action;
 
 use crate::act::Act;
 use crate::cmd::Cmd;
-use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId, Mark, Turn};
+use crate::device::{Buf, Device, DeviceError};
 use crate::shard::Exchange;
 
 /// One thing that a captured step does.
@@ -122,21 +121,7 @@ impl Recorder {
 }
 
 impl Device for Recorder {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-
-    fn caps(&self) -> Caps {
-        self.device.caps()
-    }
-
-    fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
-        self.device.alloc(spec)
-    }
-
-    fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
-        self.device.spec(buf)
-    }
+    crate::hand_on!(device: name caps alloc spec instantiate launch drop_graph hold mark times);
 
     fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
         match &self.trace {
@@ -165,36 +150,13 @@ impl Device for Recorder {
         // Of no meaning to what is computed: not part of a program.
         if self.trace.is_some() { Ok(()) } else { self.device.poison(buf) }
     }
-
-    fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
-        self.device.instantiate(cmds)
-    }
-
-    fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
-        self.device.launch(graph)
-    }
-
-    fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
-        self.device.drop_graph(graph)
-    }
-
-    fn hold(&mut self) -> Option<Turn> {
-        self.device.hold()
-    }
-
-    fn mark(&mut self) -> Result<Option<Mark>, DeviceError> {
-        self.device.mark()
-    }
-
-    fn times(&mut self, marks: &[Mark]) -> Result<Vec<Instant>, DeviceError> {
-        self.device.times(marks)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cpu::CpuDevice;
+    use crate::device::BufSpec;
     use qeffect_core::dtype::Dtype;
 
     #[test]

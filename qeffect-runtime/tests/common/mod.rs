@@ -3,6 +3,7 @@
 
 pub mod how;
 pub mod spans;
+pub mod spoil;
 pub mod tap;
 
 use qeffect_core::bind::Gradients;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::batch;
 use crate::common::how::{HOW, How};
+use crate::common::spoil::{KINDS, kept, output};
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
 use qeffect_core::dtype::Dtype;
@@ -14,11 +15,11 @@ use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cmd::Cmd;
 use qeffect_runtime::cmd::effects::Mode;
 use qeffect_runtime::cpu::CpuDevice;
-use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+use qeffect_runtime::device::{Buf, BufSpec, Device, DeviceError, GraphId};
 use qeffect_runtime::error::Error;
 use qeffect_runtime::gpt::{GptConfig, GptStage};
 use qeffect_runtime::optim::OptimConfig;
-use qeffect_runtime::session::{OnNonFinite, Session, SessionConfig, Snapshot};
+use qeffect_runtime::session::{OnNonFinite, Session, SessionConfig};
 use qeffect_schedules::{eval_loop, eval_v, one_f_one_b, zb_h1, zb_v};
 
 const OPTIM: OptimConfig = OptimConfig {
@@ -78,42 +79,15 @@ impl Watched {
     }
 }
 
-/// What a command of F, I, W, B, refresh, reduce or agree computes and hands on. Copies of state are none of these, and
-/// what follows `Settle` is the commit itself.
-fn output(cmd: &Cmd) -> Option<Buf> {
-    match cmd {
-        Cmd::Gemm { out, .. }
-        | Cmd::Embed { out, .. }
-        | Cmd::Attention { out, .. }
-        | Cmd::Add { out, .. }
-        | Cmd::ColumnSums { out, .. }
-        | Cmd::SumSlots { out, .. } => Some(*out),
-        Cmd::Quantise { scale_inv, flag: Some(_), .. } => Some(*scale_inv),
-        Cmd::Roll { scales, unless: None, .. } => Some(*scales),
-        Cmd::EmbedGrad { table_grad, .. } => Some(*table_grad),
-        Cmd::LayerNorm { y, .. } | Cmd::Gelu { y, .. } => Some(*y),
-        Cmd::LayerNormGrad { dx, .. } | Cmd::GeluGrad { dx, .. } => Some(*dx),
-        Cmd::AttentionGrad { dqkv, .. } => Some(*dqkv),
-        Cmd::CrossEntropy { lse, .. } => Some(*lse),
-        Cmd::WriteTag { tag, .. } => Some(*tag),
-        Cmd::CrossEntropyGrad { dlogits, .. } => Some(*dlogits),
-        _ => None,
-    }
-}
-
 impl Device for Watched {
+    qeffect_runtime::hand_on!(device: caps spec write read poison);
+
     fn name(&self) -> &str {
         "watched"
-    }
-    fn caps(&self) -> Caps {
-        self.device.caps()
     }
     fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
         self.watch.lock().unwrap().allocs += 1;
         self.device.alloc(spec)
-    }
-    fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
-        self.device.spec(buf)
     }
     fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
         self.device.issue(cmd)?;
@@ -144,15 +118,6 @@ impl Device for Watched {
             dtype => panic!("{} writes {dtype}", cmd.name()),
         }
         self.device.write(buf, &bytes)
-    }
-    fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.device.write(buf, bytes)
-    }
-    fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(buf, bytes)
-    }
-    fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
-        self.device.poison(buf)
     }
     fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
         self.graphs.push(cmds);
@@ -200,13 +165,6 @@ fn session_with(
         How::OneDevice => Session::on_one_device(checked.clone(), stages, session_config, Watched::boxed(&watches[0])),
     };
     (session.unwrap(), watches)
-}
-
-/// All that must not move in a bad step. Its gradients are nobody's.
-fn state(snapshot: Snapshot) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
-    let values = snapshot.values.into_iter().filter(|(name, _)| !name.ends_with("/gradient"));
-    let versions = snapshot.versions.iter().map(|v| format!("{v:?}"));
-    (values.map(|(name, value)| (name, value.bytes)).collect(), versions.collect())
 }
 
 #[test]
@@ -343,7 +301,7 @@ fn a_nan_anywhere_changes_nothing(checked: &Checked, blocks: &[usize], kinds: &[
                 session.step(batch(&config, step, 4)).unwrap();
             }
         }
-        let before = state(skips.snapshot().unwrap());
+        let before = kept(skips.snapshot().unwrap());
         let seen: Vec<Vec<&str>> = watches.iter().map(|watch| watch.lock().unwrap().seen.clone()).collect();
         for kind in kinds {
             assert!(seen.iter().flatten().any(|name| name == kind), "{how:?}: no {kind}");
@@ -361,7 +319,7 @@ fn a_nan_anywhere_changes_nothing(checked: &Checked, blocks: &[usize], kinds: &[
                     _ => assert!(tags.is_empty(), "{what}: {tags:?}"),
                 }
                 assert_eq!((report.step, report.epoch), (attempts, 2), "{what}");
-                assert!(state(skips.snapshot().unwrap()) == before, "{what}");
+                assert!(kept(skips.snapshot().unwrap()) == before, "{what}");
                 attempts += 1;
                 if attempts % 8 == 0 {
                     stop_watches[at].lock().unwrap().arm(Some(target));
@@ -374,7 +332,7 @@ fn a_nan_anywhere_changes_nothing(checked: &Checked, blocks: &[usize], kinds: &[
                         }
                     }
                     assert!(error.to_string().contains("; nothing has changed"), "{error}");
-                    assert!(state(stops.snapshot().unwrap()) == before, "{what}");
+                    assert!(kept(stops.snapshot().unwrap()) == before, "{what}");
                     stop_watches[at].lock().unwrap().arm(None);
                 }
             }
@@ -397,26 +355,6 @@ fn a_nan_anywhere_changes_nothing(checked: &Checked, blocks: &[usize], kinds: &[
         assert_eq!(stops.snapshot().unwrap(), wanted, "{how:?}");
     }
 }
-
-const KINDS: &[&str] = &[
-    "embed",
-    "layer_norm",
-    "quantise",
-    "gemm",
-    "attention",
-    "gelu",
-    "add",
-    "cross_entropy",
-    "cross_entropy_grad",
-    "layer_norm_grad",
-    "attention_grad",
-    "gelu_grad",
-    "embed_grad",
-    "column_sums",
-    "roll",
-    "sum_slots",
-    "write_tag",
-];
 
 #[test]
 fn a_nan_in_f_i_w_refresh_or_reduce_changes_nothing() {

@@ -7,7 +7,7 @@ use crate::common::{Solo, batch, small};
 use qeffect_core::bind::Gradients;
 use qeffect_runtime::cmd::Cmd;
 use qeffect_runtime::cpu::CpuDevice;
-use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError};
 use qeffect_runtime::fuse::fuse;
 use qeffect_runtime::optim::OptimConfig;
 
@@ -22,54 +22,32 @@ struct Log {
 
 /// The cpu device with somebody who listens.
 struct Tap {
-    inner: CpuDevice,
+    device: CpuDevice,
     log: Arc<Mutex<Log>>,
 }
 
 impl Device for Tap {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn caps(&self) -> Caps {
-        self.inner.caps()
-    }
+    qeffect_runtime::hand_on!(device: name caps spec read poison instantiate launch drop_graph);
+
     fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
         let elements = spec.elements();
-        let buf = self.inner.alloc(spec)?;
+        let buf = self.device.alloc(spec)?;
         self.log.lock().unwrap().sizes.insert(buf, elements);
         Ok(buf)
-    }
-    fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
-        self.inner.spec(buf)
     }
     fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
         let mut log = self.log.lock().unwrap();
         if log.on {
             log.cmds.push(cmd.clone());
         }
-        self.inner.issue(cmd)
+        self.device.issue(cmd)
     }
     fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
         let mut log = self.log.lock().unwrap();
         if log.on {
             log.writes.push((buf, bytes.to_vec()));
         }
-        self.inner.write(buf, bytes)
-    }
-    fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read(buf, bytes)
-    }
-    fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
-        self.inner.poison(buf)
-    }
-    fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
-        self.inner.instantiate(cmds)
-    }
-    fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
-        self.inner.launch(graph)
-    }
-    fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
-        self.inner.drop_graph(graph)
+        self.device.write(buf, bytes)
     }
 }
 
@@ -88,8 +66,8 @@ fn replayed(recipe: &str, gradients: Gradients) -> (BTreeMap<&'static str, usize
     let config = small(recipe);
     let optim = OptimConfig { steps: 3, warmup: 1, ..OptimConfig::default() };
     let log = Arc::new(Mutex::new(Log::default()));
-    let inner = CpuDevice::with_caps(Caps { fp8_needs_transposes: true, ..Caps::default() });
-    let device = Box::new(Tap { inner, log: Arc::clone(&log) });
+    let device = CpuDevice::with_caps(Caps { fp8_needs_transposes: true, ..Caps::default() });
+    let device = Box::new(Tap { device, log: Arc::clone(&log) });
     let mut solo = Solo::with_device(&config, &[2, 2], 2, optim, gradients, device);
     let known = |log: &Mutex<Log>| log.lock().unwrap().sizes.keys().copied().collect::<BTreeSet<Buf>>();
     let owned = known(&log);

@@ -8,7 +8,7 @@ use qeffect_core::bind::Gradients;
 use qeffect_runtime::cmd::Cmd;
 use qeffect_runtime::cmd::effects::{Access, order};
 use qeffect_runtime::cpu::CpuDevice;
-use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+use qeffect_runtime::device::{BufSpec, Caps, Device, DeviceError, GraphId};
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::rng;
@@ -30,29 +30,13 @@ struct Shuffled {
 }
 
 impl Device for Shuffled {
+    qeffect_runtime::hand_on!(device: alloc spec issue write read poison drop_graph);
+
     fn name(&self) -> &str {
         "shuffled"
     }
     fn caps(&self) -> Caps {
         CAPS
-    }
-    fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
-        self.device.alloc(spec)
-    }
-    fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
-        self.device.spec(buf)
-    }
-    fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
-        self.device.issue(cmd)
-    }
-    fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.device.write(buf, bytes)
-    }
-    fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(buf, bytes)
-    }
-    fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
-        self.device.poison(buf)
     }
     fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
         let elements = |buf| self.device.spec(buf).ok().map(BufSpec::elements);
@@ -85,9 +69,6 @@ impl Device for Shuffled {
         }
         assert!(ready.is_empty());
         Ok(())
-    }
-    fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
-        self.device.drop_graph(graph)
     }
 }
 

@@ -7,7 +7,7 @@ use qeffect_core::bind::Gradients;
 use qeffect_kernels::graph::Shape;
 use qeffect_runtime::cmd::Cmd;
 use qeffect_runtime::cuda::CudaDevice;
-use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+use qeffect_runtime::device::{Buf, BufSpec, Device, DeviceError, GraphId};
 use qeffect_runtime::fuse::fuse;
 
 use crate::common::{Solo, batch};
@@ -34,20 +34,13 @@ struct Recorder {
 }
 
 impl Device for Recorder {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-    fn caps(&self) -> Caps {
-        self.device.caps()
-    }
+    qeffect_runtime::hand_on!(device: name caps spec write read poison launch drop_graph);
+
     fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
         let elements = spec.elements();
         let buf = self.device.alloc(spec)?;
         self.seen.lock().unwrap().buffers.insert(buf, elements);
         Ok(buf)
-    }
-    fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
-        self.device.spec(buf)
     }
     fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
         let mut seen = self.seen.lock().unwrap();
@@ -57,25 +50,10 @@ impl Device for Recorder {
         }
         self.device.issue(cmd)
     }
-    fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.device.write(buf, bytes)
-    }
-    fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(buf, bytes)
-    }
-    fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
-        self.device.poison(buf)
-    }
     fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
         let graph = self.device.instantiate(cmds)?;
         self.seen.lock().unwrap().shapes.push(self.device.graph_shape(graph)?);
         Ok(graph)
-    }
-    fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
-        self.device.launch(graph)
-    }
-    fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
-        self.device.drop_graph(graph)
     }
 }
 

@@ -18,6 +18,7 @@ use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Evaluation, GradDtype, OnNonFinite, Session, SessionConfig};
 use qeffect_schedules::{eval_loop, eval_v, further, library, zb_h1, zb_v};
 
+use crate::common::spoil::{KINDS, kept, output};
 use crate::common::{Solo, batch};
 use crate::rig::there_is_a_gpu;
 use crate::training::{MICROBATCHES, OPTIM, RECIPES, STEPS, Values, model, same};
@@ -256,29 +257,6 @@ struct Sites {
 /// A GPU on which the first command of a kind can be made to leave a NaN behind, in every mode.
 struct Spoiled(Arc<Mutex<Sites>>, BTreeMap<Buf, BufSpec>);
 
-/// What a command of F, I, W, refresh, reduce or agree computes and hands on.
-fn output(cmd: &Cmd) -> Option<Buf> {
-    match cmd {
-        Cmd::Gemm { out, .. }
-        | Cmd::GroupGemm { out, .. }
-        | Cmd::Embed { out, .. }
-        | Cmd::Attention { out, .. }
-        | Cmd::Add { out, .. }
-        | Cmd::ColumnSums { out, .. }
-        | Cmd::SumSlots { out, .. } => Some(*out),
-        Cmd::Quantise { scale_inv, flag: Some(_), .. } => Some(*scale_inv),
-        Cmd::Roll { scales, unless: None, .. } => Some(*scales),
-        Cmd::EmbedGrad { table_grad, .. } => Some(*table_grad),
-        Cmd::LayerNorm { y, .. } | Cmd::Gelu { y, .. } => Some(*y),
-        Cmd::LayerNormGrad { dx, .. } | Cmd::GeluGrad { dx, .. } => Some(*dx),
-        Cmd::AttentionGrad { dqkv, .. } => Some(*dqkv),
-        Cmd::CrossEntropy { lse, .. } => Some(*lse),
-        Cmd::WriteTag { tag, .. } => Some(*tag),
-        Cmd::CrossEntropyGrad { dlogits, .. } => Some(*dlogits),
-        _ => None,
-    }
-}
-
 impl Sites {
     /// A buffer of NaN as large as another.
     fn nan(&mut self, like: Buf) -> Result<Buf, DeviceError> {
@@ -379,33 +357,6 @@ fn watched(open: bool) -> (Box<Spoiled>, Arc<Mutex<Sites>>) {
     (Box::new(Spoiled(sites.clone(), BTreeMap::new())), sites)
 }
 
-/// All that must not move in a bad step. Its gradients are nobody's.
-fn kept(session: &Session<GptStage>) -> (Values, Vec<String>) {
-    let snapshot = session.snapshot().unwrap();
-    let values = snapshot.values.into_iter().filter(|(name, _)| !name.ends_with("/gradient")).collect();
-    (values, snapshot.versions.iter().map(|version| format!("{version:?}")).collect())
-}
-
-const KINDS: &[&str] = &[
-    "embed",
-    "layer_norm",
-    "quantise",
-    "gemm",
-    "attention",
-    "gelu",
-    "add",
-    "cross_entropy",
-    "cross_entropy_grad",
-    "layer_norm_grad",
-    "attention_grad",
-    "gelu_grad",
-    "embed_grad",
-    "column_sums",
-    "roll",
-    "sum_slots",
-    "write_tag",
-];
-
 #[test]
 fn a_nan_anywhere_changes_nothing_under_stop_and_skip() {
     if !there_is_a_gpu() {
@@ -436,7 +387,7 @@ fn a_nan_anywhere_changes_nothing_under_stop_and_skip() {
             for step in 0..2 {
                 session.step(batch(&config, step, MICROBATCHES)).unwrap();
             }
-            let before = kept(&session);
+            let before = kept(session.snapshot().unwrap());
             let mut kinds: BTreeSet<&'static str> = KINDS.iter().copied().collect();
             if gradients == Gradients::Coalesced {
                 kinds.insert("group_gemm");
@@ -456,7 +407,7 @@ fn a_nan_anywhere_changes_nothing_under_stop_and_skip() {
                     (Err(Error::NotFinite { .. }), OnNonFinite::Stop) => {}
                     (other, _) => panic!("{what}: {other:?}"),
                 }
-                assert!(kept(&session) == before, "{what} changed something");
+                assert!(kept(session.snapshot().unwrap()) == before, "{what} changed something");
                 sites.lock().unwrap().arm(None);
             }
             // On with the next batch, as if the bad ones had never been.
