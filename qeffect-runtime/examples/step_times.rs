@@ -18,7 +18,7 @@ use qeffect_runtime::cmd::Cmd;
 use qeffect_runtime::cmd::fused::Producer;
 use qeffect_runtime::cuda::CudaDevice;
 use qeffect_runtime::data::Windows;
-use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId, SharedDevice};
+use qeffect_runtime::device::{Buf, BufSpec, Device, DeviceError, GraphId, SharedDevice};
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::rng;
