@@ -211,6 +211,7 @@ impl<S: Stage> Shard<S> {
     /// At start and after loading: fills the weight cache from the masters.
     pub fn prologue(&mut self) -> Result<()> {
         for part in &self.parts {
+            part.state.forget_weights(&mut self.device)?;
             part.state.prefill(&mut self.device, part.stage.spec())?;
         }
         Ok(())

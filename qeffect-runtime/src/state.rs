@@ -255,6 +255,15 @@ impl StageState {
         Ok(())
     }
 
+    /// Forgets the amax of weights that were cast but not rolled: those weights are replaced.
+    pub fn forget_weights(&self, device: &mut dyn Device) -> Result<()> {
+        let Some(bank) = self.bank(Role::Weight) else { return Ok(()) };
+        let mut history = vec![0; device.spec(bank.history)?.bytes()];
+        device.read(bank.history, &mut history)?;
+        history[..bank.cells * size_of::<f32>()].fill(0); // the staging row
+        Ok(device.write(bank.history, &history)?)
+    }
+
     /// Writes the weight cache from the masters, with the scales in force, and stages each weight's amax. Doing it
     /// again changes nothing.
     pub fn prefill(&self, device: &mut dyn Device, spec: &StageSpec) -> Result<()> {

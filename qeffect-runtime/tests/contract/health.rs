@@ -169,7 +169,8 @@ fn a_weight_that_is_infinite_freezes_its_scale() {
     let (_, cells) = session.step_health(batch(&config, 1, 4)).unwrap();
     assert_eq!(names(&cells, |cell| cell.frozen || cell.not_finite > 0), [""; 0]);
     let before = weight(&cells);
-    let mut spoiled = session.param(path).unwrap();
+    let good = session.param(path).unwrap();
+    let mut spoiled = good.clone();
     spoiled[5] = f64::INFINITY;
     session.set_params(BTreeMap::from([(path.to_owned(), spoiled)])).unwrap();
     for step in 2..4 {
@@ -183,6 +184,11 @@ fn a_weight_that_is_infinite_freezes_its_scale() {
         sorted.sort_by(CellHealth::worse_first);
         assert_eq!(sorted[0].name, path, "the worst first");
     }
+    // Values that are finite cure it: nothing of the others is left.
+    session.set_params(BTreeMap::from([(path.to_owned(), good)])).unwrap();
+    let (report, cells) = session.step_health(batch(&config, 4, 4)).unwrap();
+    assert!(!report.skipped);
+    assert_eq!(names(&cells, |cell| cell.frozen || cell.not_finite > 0), [""; 0]);
 }
 
 #[test]

@@ -533,6 +533,32 @@ fn filling_the_cache_again_changes_nothing() {
     }
 }
 
+/// Values that are given replace those before, and what was learnt about them: larger ones leave no amax behind.
+#[test]
+fn values_that_are_given_decide_alone() {
+    for recipe in ["bf16", "fp8-delayed:history=4", "fp8-delayed:history=4,update=step"] {
+        let config = small(recipe);
+        let optim = OptimConfig { steps: 4, peak: 3e-3, floor: 3e-4, ..OptimConfig::default() };
+        let mut runs = [1.0, 1024.0].map(|factor| {
+            let mut solo = Solo::new(&config, &[4], 2, optim);
+            let paths: Vec<String> =
+                config.stages(&[4]).unwrap()[0].spec().params.iter().map(|p| p.path.clone()).collect();
+            let values: Vec<Vec<f64>> = paths.iter().map(|path| solo.shard.param(path).unwrap()).collect();
+            for factor in [factor, 1.0] {
+                for (path, values) in paths.iter().zip(&values) {
+                    let values: Vec<f64> = values.iter().map(|x| x * factor).collect();
+                    solo.shard.set_param(path, &values).unwrap();
+                }
+                solo.shard.prologue().unwrap();
+            }
+            (0..4).for_each(|step| drop(solo.step(&batch(&config, step, 2))));
+            solo.shard.export().unwrap()
+        });
+        let (plain, replaced) = runs.split_at_mut(1);
+        assert!(plain[0] == replaced[0], "{recipe}");
+    }
+}
+
 #[test]
 fn evaluation_leaves_no_trace() {
     for recipe in ["f32", "fp8-delayed:history=4", "fp8-delayed:history=4,update=step"] {
