@@ -236,10 +236,9 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
-    use crate::cmd::Cmd;
     use crate::cpu::CpuDevice;
     use crate::data::Windows;
-    use crate::device::{Buf, BufSpec, Caps, DeviceError, GraphId};
+    use crate::device::{Caps, DeviceError, GraphId};
     use crate::gpt::GptConfig;
     use crate::optim::OptimConfig;
     use crate::session::{Session, SessionConfig};
@@ -260,39 +259,17 @@ mod tests {
     }
 
     impl Device for Ticks {
+        crate::hand_on!(device: alloc spec issue write read poison instantiate drop_graph);
+
         fn name(&self) -> &str {
             "ticks"
         }
         fn caps(&self) -> Caps {
             Caps { parallel: true, ..self.device.caps() }
         }
-        fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
-            self.device.alloc(spec)
-        }
-        fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
-            self.device.spec(buf)
-        }
-        fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
-            self.device.issue(cmd)
-        }
-        fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
-            self.device.write(buf, bytes)
-        }
-        fn read(&mut self, buf: Buf, bytes: &mut [u8]) -> Result<(), DeviceError> {
-            self.device.read(buf, bytes)
-        }
-        fn poison(&mut self, buf: Buf) -> Result<(), DeviceError> {
-            self.device.poison(buf)
-        }
-        fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
-            self.device.instantiate(cmds)
-        }
         fn launch(&mut self, graph: GraphId) -> Result<(), DeviceError> {
             *self.launches.lock().unwrap() += 1;
             self.device.launch(graph)
-        }
-        fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
-            self.device.drop_graph(graph)
         }
         fn mark(&mut self) -> Result<Option<Mark>, DeviceError> {
             self.marks.push(self.device.issued());

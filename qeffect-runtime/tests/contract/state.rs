@@ -551,7 +551,9 @@ fn values_that_are_given_decide_alone() {
                 }
                 solo.shard.prologue().unwrap();
             }
-            (0..4).for_each(|step| drop(solo.step(&batch(&config, step, 2))));
+            for step in 0..4 {
+                solo.step(&batch(&config, step, 2));
+            }
             solo.shard.export().unwrap()
         });
         let (plain, replaced) = runs.split_at_mut(1);
