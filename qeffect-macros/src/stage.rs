@@ -7,7 +7,7 @@ mod read;
 mod tests;
 mod written;
 
-use proc_macro2::{Span, TokenStream};
+use proc_macro2::TokenStream;
 use quote::{ToTokens, quote, quote_spanned};
 use syn::parse::{Parse, ParseStream};
 use syn::{Attribute, Block, Item, ItemFn, braced};

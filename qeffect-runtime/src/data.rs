@@ -48,6 +48,14 @@ pub struct Windows {
 }
 
 impl Windows {
+    /// Rows in the order of their tokens, those of one token ascending: how gradients of embeddings are added.
+    pub(crate) fn rows_by_token(&self) -> Vec<u32> {
+        let mut keys: Vec<u64> =
+            self.tokens.iter().zip(0u64..).map(|(token, row)| u64::from(*token) << 32 | row).collect();
+        keys.sort_unstable();
+        keys.into_iter().map(|key| key as u32).collect()
+    }
+
     fn push(&mut self, window: &[u8]) {
         self.tokens.extend(window[..window.len() - 1].iter().map(|byte| u32::from(*byte)));
         self.targets.extend(window[1..].iter().map(|byte| u32::from(*byte)));

@@ -268,7 +268,7 @@ impl<S: Stage> Shard<S> {
             });
         }
         for (m, windows) in batch.iter().enumerate() {
-            let order = rows_by_token(&windows.tokens);
+            let order = windows.rows_by_token();
             for (act, values) in [
                 (self.run.tokens[m], &windows.tokens),
                 (self.run.targets[m], &windows.targets),
@@ -494,13 +494,6 @@ impl<S: Stage> Shard<S> {
     pub fn reals(&mut self, act: Act) -> Result<Vec<f64>> {
         self.read_reals(act.buf)
     }
-}
-
-/// Rows in the order of their tokens, those of one token ascending.
-fn rows_by_token(tokens: &[u32]) -> Vec<u32> {
-    let mut keys: Vec<u64> = tokens.iter().zip(0u64..).map(|(token, row)| u64::from(*token) << 32 | row).collect();
-    keys.sort_unstable();
-    keys.into_iter().map(|key| key as u32).collect()
 }
 
 fn wrong_rank(stage: StageId) -> Error {

@@ -4,17 +4,20 @@
 //! handed on as written. `Shape::of(..)` and `w.shape()` are configuration.
 
 mod misuse;
+mod nested;
 mod signature;
+mod tokens;
 
 use std::collections::BTreeMap;
 
-use proc_macro2::{Ident, Span, TokenStream, TokenTree};
-use quote::{ToTokens, quote};
-use syn::{Block, Expr, ExprCall, ExprForLoop, ExprIf, ItemFn, Local, Pat, Path, Stmt};
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::ToTokens;
+use syn::{Block, Expr, ExprCall, ItemFn, Local, Pat, Stmt};
 
-use super::body::{Branch, Call, Carried, Item, Loop, Scope, Var};
+use super::body::{Call, Item, Scope, Var};
 use crate::faults::{Faults, span_of};
 pub use signature::Signature;
+use tokens::{field_name, idents, op_of, strip};
 
 /// A name that some `let` or parameter gave to activations.
 struct Declared {
@@ -322,182 +325,6 @@ impl Reader<'_> {
         self.assigned(declared, value, span_of(assign));
     }
 
-    /// Reads a nested scope; gives its frame and its results, and puts outer names back.
-    fn nested(&mut self, read: impl FnOnce(&mut Self) -> Option<Vec<Var>>) -> (Frame, Option<Vec<Var>>) {
-        let names = self.names.clone();
-        let config = self.config.clone();
-        let vars: Vec<Var> = self.declared.iter().map(|declared| declared.var).collect();
-        self.frames.push(Frame::default());
-        let results = read(self);
-        for (declared, var) in self.declared.iter_mut().zip(vars) {
-            declared.var = var;
-        }
-        self.names = names;
-        self.config = config;
-        (self.frames.pop().unwrap_or_default(), results)
-    }
-
-    fn for_loop(&mut self, each: &ExprForLoop) {
-        if let Some(label) = &each.label {
-            self.faults.add(label, "a label in a stage", "a stage runs from its first line to its last");
-        }
-        if self.mentions(&each.expr) || self.is_value(&each.expr) {
-            let help = "loop over a list of parameters: `for layer in &w.layers`";
-            self.faults.add(&each.expr, "a loop over data: how often it runs must follow from the configuration", help);
-            return;
-        }
-        self.forbidden(&each.expr);
-        let faults = self.faults.count();
-        let (mut frame, results) = self.nested(|reader| {
-            for ident in idents(&each.pat) {
-                reader.names.remove(&ident.to_string());
-                reader.config.push(ident.to_string());
-            }
-            reader.block(&each.body, 0)
-        });
-        if results.is_none() {
-            return;
-        }
-        let mut carried = Vec::new();
-        for (declared, (value, at)) in std::mem::take(&mut frame.assigned) {
-            let name = self.declared[declared].name.clone();
-            let before = self.capture(self.declared[declared].var, at);
-            let Some((inner, _)) = frame.captured.remove(&before) else {
-                self.made[value].used = true;
-                let message = format!("`{name}` is assigned in this loop and not read");
-                self.faults.at(
-                    at,
-                    message,
-                    "a round begins with what the round before gave: read it, or move it out of the loop",
-                );
-                continue;
-            };
-            self.made[value].used = true;
-            let after = self.make(&name, at);
-            frame.scope.inputs.push(inner);
-            frame.scope.results.push(value);
-            carried.push(Carried { before, after });
-            self.assigned(declared, after, at);
-        }
-        for (var, (_, at)) in &frame.captured {
-            let message = format!("`{}` comes from outside and is the same in every round", self.made[*var].name);
-            self.faults.at(*at, message, "a loop reads what it assigns: `x = block(x, layer)`");
-        }
-        if carried.is_empty() && frame.captured.is_empty() && self.faults.count() == faults {
-            self.faults.add(&each.for_token, "this loop assigns no activation", "as in `x = block(x, layer)`");
-        }
-        let name = field_name(&each.expr).unwrap_or_else(|| "loop".into());
-        let (pat, list) = ((*each.pat).clone(), (*each.expr).clone());
-        self.push(Item::Loop(Loop { pat, list, carried, body: frame.scope, name }));
-    }
-
-    /// A name stands for a new value; the scope around learns of it, if the name is not of this one.
-    fn assigned(&mut self, declared: usize, value: Var, at: (Span, Span)) {
-        let depth = self.frames.len() - 1;
-        let name = &mut self.declared[declared];
-        name.var = value;
-        if name.depth < depth {
-            self.frames[depth].assigned.insert(declared, (value, at));
-        }
-    }
-
-    /// `if`: as an expression that gives `want` values, or as a statement that assigns.
-    fn branch(&mut self, branch: &ExprIf, want: usize) -> Option<Vec<Var>> {
-        if self.mentions(&branch.cond) {
-            let help = "decide by the configuration: every microbatch runs the same ops";
-            self.faults.add(&branch.cond, "control flow that depends on data", help);
-            return None;
-        }
-        self.forbidden(&branch.cond);
-        let faults = self.faults.count();
-        let bound = condition_names(&branch.cond);
-        let (then, then_results) = self.nested(|reader| {
-            for ident in bound {
-                reader.names.remove(&ident.to_string());
-                reader.config.push(ident.to_string());
-            }
-            reader.block(&branch.then_branch, want)
-        });
-        let (other, other_results) = match &branch.else_branch {
-            Some((_, otherwise)) => self.nested(|reader| match &**otherwise {
-                Expr::Block(block) => reader.block(&block.block, want),
-                Expr::If(inner) => reader.branch(inner, want),
-                other => reader.values(other, want),
-            }),
-            None if want == 0 => (Frame::default(), Some(Vec::new())),
-            None => {
-                self.faults.add(&branch.if_token, "an `if` that gives an activation needs an `else`", "");
-                return None;
-            }
-        };
-        let (mut then, mut other) = (then, other);
-        then.scope.results = then_results?;
-        other.scope.results = other_results?;
-        self.consume(&then.scope.results);
-        self.consume(&other.scope.results);
-
-        let mut declared: Vec<usize> = then.assigned.keys().chain(other.assigned.keys()).copied().collect();
-        declared.sort_unstable();
-        declared.dedup();
-        let depth = self.frames.len();
-        let mut outputs: Vec<Var> = (0..want).map(|_| self.make("", span_of(branch))).collect();
-        let mut rebound = Vec::new();
-        for declared in declared {
-            let name = self.declared[declared].name.clone();
-            let at = then
-                .assigned
-                .get(&declared)
-                .or_else(|| other.assigned.get(&declared))
-                .map_or_else(|| span_of(branch), |(_, at)| *at);
-            let before = self.capture(self.declared[declared].var, at);
-            for frame in [&mut then, &mut other] {
-                let value = match frame.assigned.get(&declared) {
-                    Some((value, _)) => *value,
-                    None => match frame.captured.get(&before) {
-                        Some((inner, _)) => *inner,
-                        None => {
-                            self.made.push(Made { name: name.clone(), span: at, depth, used: true });
-                            let inner = self.made.len() - 1;
-                            frame.captured.insert(before, (inner, at));
-                            inner
-                        }
-                    },
-                };
-                self.made[value].used = true;
-                frame.scope.results.push(value);
-            }
-            let after = self.make(&name, at);
-            outputs.push(after);
-            rebound.push((declared, after, at));
-        }
-        // A branch with a fault may use more than was read of it.
-        let whole = self.faults.count() == faults;
-        for (here, there) in [(&then, &other), (&other, &then)].into_iter().filter(|_| whole) {
-            for (var, (_, at)) in here.captured.iter().filter(|(var, _)| !there.captured.contains_key(*var)) {
-                let message = format!("`{}` is used in one branch only", self.made[*var].name);
-                self.faults.at(*at, message, "compute it inside that branch, or use it in both");
-            }
-        }
-        let captured: Vec<Var> = then.captured.keys().copied().collect();
-        for frame in [&mut then, &mut other] {
-            frame.scope.inputs = frame.captured.values().map(|(inner, _)| *inner).collect();
-        }
-        for (declared, after, at) in rebound {
-            self.assigned(declared, after, at);
-        }
-        if outputs.is_empty() {
-            if self.faults.count() == faults {
-                let help = "an `if` chooses between ops: as in `x = if w.gated { silu(x) } else { gelu(x) }`";
-                self.faults.add(&branch.if_token, "this `if` gives no activation and assigns none", help);
-            }
-            return None;
-        }
-        let given = outputs[..want].to_vec();
-        let cond = (*branch.cond).clone();
-        self.push(Item::Branch(Branch { cond, captured, outputs, then: then.scope, other: other.scope }));
-        Some(given)
-    }
-
     /// An expression that gives `want` activations.
     fn values(&mut self, expr: &Expr, want: usize) -> Option<Vec<Var>> {
         let values = match expr {
@@ -581,75 +408,4 @@ fn expected(values: usize) -> String {
         1 => "one is".into(),
         n => format!("{n} are"),
     }
-}
-
-/// Without parentheses.
-fn strip(expr: &Expr) -> &Expr {
-    match expr {
-        Expr::Paren(inner) => strip(&inner.expr),
-        Expr::Group(inner) => strip(&inner.expr),
-        other => other,
-    }
-}
-
-/// The op that a call by plain name calls.
-fn op_of(call: &ExprCall) -> Option<&Path> {
-    let Expr::Path(path) = strip(&call.func) else { return None };
-    let plain = path.qself.is_none()
-        && path.path.segments.iter().all(|segment| !segment.ident.to_string().starts_with(char::is_uppercase));
-    plain.then_some(&path.path)
-}
-
-/// `qkv` of `&w.qkv`.
-fn field_name(expr: &Expr) -> Option<String> {
-    match expr {
-        Expr::Reference(inner) => field_name(&inner.expr),
-        Expr::Paren(inner) => field_name(&inner.expr),
-        Expr::Field(field) => match &field.member {
-            syn::Member::Named(ident) => Some(ident.to_string()),
-            syn::Member::Unnamed(index) => Some(index.index.to_string()),
-        },
-        _ => None,
-    }
-}
-
-/// Names that a pattern binds.
-fn idents(pat: &Pat) -> Vec<Ident> {
-    match pat {
-        Pat::Ident(ident) => vec![ident.ident.clone()],
-        Pat::Type(inner) => idents(&inner.pat),
-        Pat::Paren(inner) => idents(&inner.pat),
-        Pat::Reference(inner) => idents(&inner.pat),
-        Pat::Tuple(inner) => inner.elems.iter().flat_map(idents).collect(),
-        Pat::TupleStruct(inner) => inner.elems.iter().flat_map(idents).collect(),
-        Pat::Struct(inner) => inner.fields.iter().flat_map(|field| idents(&field.pat)).collect(),
-        _ => Vec::new(),
-    }
-}
-
-/// Names that `let` in a condition binds.
-fn condition_names(cond: &Expr) -> Vec<Ident> {
-    match cond {
-        Expr::Let(cond) => idents(&cond.pat),
-        Expr::Paren(inner) => condition_names(&inner.expr),
-        Expr::Binary(both) => [condition_names(&both.left), condition_names(&both.right)].concat(),
-        _ => Vec::new(),
-    }
-}
-
-/// Tokens one by one, with the two before and all after each; groups are entered.
-fn walk(tokens: TokenStream, visit: &mut impl FnMut([Option<&TokenTree>; 2], &TokenTree, &[TokenTree])) {
-    let trees: Vec<TokenTree> = tokens.into_iter().collect();
-    for (at, tree) in trees.iter().enumerate() {
-        let before = [2, 1].map(|back| at.checked_sub(back).and_then(|at| trees.get(at)));
-        visit(before, tree, &trees[at + 1..]);
-        if let TokenTree::Group(group) = tree {
-            walk(group.stream(), visit);
-        }
-    }
-}
-
-/// Tokens as text, for messages.
-fn text(tokens: &impl ToTokens) -> String {
-    quote!(#tokens).to_string().replace("& ", "&")
 }

@@ -4,7 +4,8 @@ use proc_macro2::{Ident, TokenTree};
 use quote::ToTokens;
 use syn::{BinOp, Expr, UnOp};
 
-use super::{Reader, op_of, strip, text, walk};
+use super::Reader;
+use super::tokens::{op_of, strip, text, walk};
 use crate::faults::span_of;
 
 const ONE_WAY: &str = "a stage runs from its first line to its last, so that its backward is known when it is compiled";
