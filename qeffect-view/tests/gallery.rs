@@ -13,7 +13,6 @@ use qeffect_view::{Scene, svg};
 fn pictures_are_up_to_date() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/pictures");
     let bless = std::env::var_os("QEFFECT_BLESS").is_some();
-    let mut compared = 0;
     for entry in library().iter().chain(further()).filter(|entry| !entry.eval) {
         let checked = entry.checked(4, 8).expect("the library is right");
         let picture = svg::render(&Scene::new(&checked, &CostModel::unit()), &svg::Options::default());
@@ -22,9 +21,7 @@ fn pictures_are_up_to_date() {
             std::fs::create_dir_all(&folder).expect("a folder for pictures");
             std::fs::write(&file, &picture).expect("written");
         }
-        let Ok(kept) = std::fs::read_to_string(&file) else { continue };
-        assert!(kept == picture, "{} is out of date: run with QEFFECT_BLESS=1", file.display());
-        compared += 1;
+        let kept = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(kept == picture, "{} is missing or out of date: run with QEFFECT_BLESS=1", file.display());
     }
-    assert!(compared >= 9, "{compared} pictures");
 }

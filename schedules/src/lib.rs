@@ -1,5 +1,5 @@
-//! Pipeline schedules, each written in the language of `schedule!` and checked when this crate is
-//! compiled, and the macro itself.
+//! Pipeline schedules and the macro `schedule!`, in whose language they are written and checked when this crate is
+//! compiled: all but V-Half and V-Min, which are made from a repeated block and checked when they are built.
 //!
 //! ```
 //! use qeffect_schedules::zb_h1;

@@ -4,7 +4,8 @@ schedule! {
     /// DualPipeV: two stages per rank in a V, and the forward of one overlapped with the backward of the
     /// other wherever both are there.
     ///
-    /// DeepSeek's DualPipe, cut in half as Sea AI Lab proposed; PyTorch's `ScheduleDualPipeV`. It pays
+    /// DualPipe of DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, cut in half as Qi et al. proposed in
+    /// *DualPipe could be better without the Dual*, 2025; PyTorch's `ScheduleDualPipeV`. It pays
     /// where a forward and a backward together take less time than one after the other, as with expert
     /// parallelism. At least 2P microbatches.
     ///

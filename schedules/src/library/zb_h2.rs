@@ -9,6 +9,7 @@ schedule! {
     ///
     /// | | |
     /// |---|---|
+    /// | bubble | (P - 1) f or more: the slanted ends count there |
     /// | idle inside a rank | max(0, (P - 1)(f + i - 2w)) if w <= min(f, i) and M >= 2P |
     /// | live on rank r | at most 2(P - r) - 1 tapes and 2r works: 2P - 1 microbatches |
     pub zb_h2<P, M> for (2, 4), (4, 8);
