@@ -77,7 +77,7 @@ enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Write the manual page
+    /// Write the manual pages of all commands, one after the other
     #[command(after_help = "Example:\n  qeffect man | man -l -")]
     Man,
 }
@@ -102,7 +102,16 @@ enum ScheduleCommand {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Programs are told as they asked to be told.
+        Err(error) if error.use_stderr() && std::env::args_os().any(|word| word == "--json") => {
+            let message = error.render().to_string();
+            let message = message.trim_start_matches("error: ").trim_end().to_owned();
+            return Failure::Usage(message).report(&Screen::new(Color::Never, true));
+        }
+        Err(error) => error.exit(),
+    };
     let screen = Screen::new(cli.global.color, cli.global.json);
     match run(&cli.command, &screen) {
         Ok(code) => code,
@@ -131,12 +140,24 @@ fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Man => {
-            let mut text = Vec::new();
-            clap_mangen::Man::new(Cli::command()).render(&mut text).map_err(|e| Failure::file("-", &e))?;
-            screen.bytes(&text)?;
+            let mut command = Cli::command().disable_help_subcommand(true);
+            command.build();
+            screen.bytes(&manual(command).map_err(|e| Failure::file("-", &e))?)?;
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// The page of a command, and behind it those of its subcommands.
+fn manual(command: clap::Command) -> std::io::Result<Vec<u8>> {
+    let inner: Vec<clap::Command> = command.get_subcommands().filter(|inner| !inner.is_hide_set()).cloned().collect();
+    let title = command.get_display_name().unwrap_or(command.get_name()).to_owned();
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command).title(title).render(&mut text)?;
+    for inner in inner {
+        text.extend(manual(inner)?);
+    }
+    Ok(text)
 }
 
 #[cfg(test)]

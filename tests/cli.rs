@@ -226,8 +226,38 @@ fn wrong_command_lines_are_told_apart_from_wrong_files() {
     assert!(fails(&["schedule", "show", "zb_h1", "-p", "0"], 1).contains("[QE0607]"));
     assert!(fails(&["explain", "QE9999"], 2).contains("there is no code"));
     fails(&["schedule"], 2);
+    assert!(fails(&["schedule", "simulate", "zb_v", "-p", "16", "--set", "P=3"], 2).contains("`P` is given twice"));
+    assert!(fails(&["schedule", "show", "zb_v", "-o", "a.pdf"], 2).contains("`.pdf` names no picture"));
+    assert!(fails(&["schedule", "list", "-p", "0"], 2).contains("each is at least 1"));
+    assert!(fails(&["schedule", "list", "--set", "X=3"], 2).contains("no parameter `X`"));
+    assert!(fails(&["schedule", "show", "dualpipe_v", "-p", "4", "-m", "4"], 1).contains("at least 7 microbatches"));
     let (value, code) = json(&["--json", "schedule", "show", "none.csv"]);
     assert_eq!((code, &value["error"]), (3, &"file".into()));
+    for args in [&["--json", "schedule", "show"][..], &["schedule", "nosuch", "--json"]] {
+        let (value, code) = json(args);
+        assert_eq!((code, &value["error"], &value["ok"]), (2, &"usage".into(), &false.into()));
+        assert!(
+            value["message"].as_str().is_some_and(|message| message.contains("Usage: qeffect schedule")),
+            "{value}"
+        );
+    }
+}
+
+#[test]
+fn the_list_goes_on_where_something_does_not_suit_a_schedule() {
+    let folder = Folder::new("list");
+    let costs = folder.file("costs.json", r#"{"stages": [[1, 1, 1], [2, 2, 2], [1, 1, 1], [1, 1, 1]]}"#);
+    let (value, code) = json(&["--json", "schedule", "list", "--costs", &costs]);
+    let row = |name: &str| value.as_array().unwrap().iter().find(|row| row["name"] == name).unwrap().clone();
+    assert_eq!(code, 0);
+    assert!(row("gpipe")["at"]["makespan"].as_i64() > Some(33));
+    assert_eq!(row("zb_v")["unsuited"], "costs of 4 stages, but the schedule has 8");
+    let (value, _) = json(&["--json", "schedule", "list", "-v", "3"]);
+    let peak = |name: &str| {
+        let rows = value.as_array().unwrap();
+        rows.iter().find(|row| row["name"] == name).unwrap()["at"]["peak_slots"].as_i64().unwrap()
+    };
+    assert_eq!((peak("interleaved_1f1b"), peak("one_f_one_b")), (15, 4), "V is 3 where it is a parameter");
 }
 
 #[test]
@@ -253,7 +283,10 @@ fn help_explains_and_completions_complete() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         assert!(out(&["completions", shell]).0.contains("schedule"));
     }
-    assert!(out(&["man"]).0.contains(".TH qeffect 1"));
+    let pages = out(&["man"]).0;
+    for page in [".TH qeffect 1", ".TH qeffect-schedule-simulate 1", ".TH qeffect-train 1"] {
+        assert!(pages.contains(page), "{page}");
+    }
     let (text, code) = out(&["explain", "qe0401"]);
     assert_eq!((code, text.starts_with("QE0401: ranks wait for each other")), (0, true));
     let (all, _) = json(&["--json", "explain", "--list"]);
@@ -270,6 +303,17 @@ fn synthesize_finds_what_is_no_worse_than_the_library() {
     let (value, _) = json(&["--json", "schedule", "simulate", &file, "--costs", "10,12,7"]);
     assert!(value["makespan"].as_i64().unwrap() <= 277, "ZB-H1 takes 277 with the same memory: {value}");
     assert!(value["ranks"].as_array().unwrap().iter().all(|rank| rank["slots"].as_i64().unwrap() <= 4));
+    // No schedule of the library is better under its own memory.
+    let (library, _) = json(&["--json", "schedule", "list"]);
+    let training = library.as_array().unwrap().iter().filter(|row| row["eval"] == false);
+    for row in training {
+        let number = |value: &Value| value.as_i64().unwrap().to_string();
+        let (stages, limit) = (number(&row["virtual_stages"]), number(&row["at"]["peak_slots"]));
+        let args = ["--json", "schedule", "synthesize", "-p", "4", "-m", "8", "-v", &stages, "--limit", &limit];
+        let (value, code) = json(&args);
+        assert_eq!(code, 0, "{}", row["name"]);
+        assert!(value["makespan"].as_i64() <= row["at"]["makespan"].as_i64(), "{}: {value}", row["name"]);
+    }
     // The V placement and its known schedule without idle time.
     let (value, _) = json(&[
         "--json",

@@ -48,9 +48,26 @@ impl Entry {
     ///
     /// All faults of the first failing phase, if the checker refuses these values.
     pub fn checked(&self, ranks: i64, microbatches: i64) -> Result<Cow<'static, Checked>, Report> {
-        match (self.find)(ranks, microbatches) {
-            Some(checked) => Ok(Cow::Borrowed(checked)),
-            None => (self.build)(ranks, microbatches).map(Cow::Owned),
+        if let Some(checked) = (self.find)(ranks, microbatches) {
+            return Ok(Cow::Borrowed(checked));
+        }
+        (self.build)(ranks, microbatches).map(Cow::Owned).map_err(|mut report| {
+            let least = self.least_microbatches(ranks);
+            if (1..least).contains(&microbatches)
+                && let Some(first) = report.diagnostics.first_mut()
+            {
+                let Entry { name, .. } = self;
+                first.help = Some(format!("run `{name}` with at least {least} microbatches on {ranks} ranks"));
+            }
+            report
+        })
+    }
+
+    /// The fewest microbatches that the schedule is for.
+    pub fn least_microbatches(&self, ranks: i64) -> i64 {
+        match self.name {
+            "dualpipe_v" => ranks.saturating_mul(2).saturating_sub(1).max(1), // both ends of the V are filled
+            _ => 1,
         }
     }
 

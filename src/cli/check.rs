@@ -8,7 +8,7 @@ use qeffect_core::plan::Checked;
 use qeffect_core::schedule::Transport;
 use serde_json::{Value, json};
 
-use super::output::{Failure, Screen, explain_hint};
+use super::output::{Failure, Screen, counted, explain_hint};
 use super::source::{self, Parameters, SCHEDULE_HELP, SCHEDULE_LONG_HELP};
 
 /// Arguments of `schedule check`.
@@ -96,11 +96,12 @@ fn verdict(screen: &Screen, name: &str, checked: &Checked, form: &str) -> String
     let schedule = &checked.schedule;
     let actions = schedule.items.iter().filter(|item| item.kind.is_compute()).count();
     let mut out = format!(
-        "{}: accepted ({form}: {} ranks, {} stages, {} microbatches, {actions} actions)\n",
+        "{}: accepted ({form}: {}, {}, {}, {})\n",
         screen.bold(name),
-        schedule.ranks,
-        schedule.stages,
-        schedule.microbatches
+        counted(schedule.ranks as usize, "rank"),
+        counted(schedule.stages as usize, "stage"),
+        counted(schedule.microbatches as usize, "microbatch"),
+        counted(actions, "action"),
     );
     if checked.order_dependent {
         out.push_str("  note: some stage runs its F's or I's out of microbatch order: recipes whose state moves with every microbatch refuse it unless allowed by name\n");

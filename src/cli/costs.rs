@@ -85,6 +85,11 @@ impl CostArgs {
         self.model_for(checked.schedule.stages)
     }
 
+    /// Whether they may differ from stage to stage, and so ask for a number of stages.
+    pub fn of_stages(&self) -> bool {
+        self.read().is_ok_and(|file| file.stages.len() > 1 || !file.pairs.is_empty()) || !self.pairs.is_empty()
+    }
+
     /// The cost model for that many stages.
     ///
     /// # Errors

@@ -28,11 +28,15 @@ impl List {
     /// Wrong arguments. A schedule that is refused at this size is listed as such.
     pub fn run(&self, screen: &Screen) -> Result<ExitCode, Failure> {
         let (ranks, microbatches) = self.parameters.size();
-        let size = Parameters { ranks: Some(ranks), microbatches: Some(microbatches), ..Parameters::default() };
+        if ranks < 1 || microbatches < 1 {
+            return Err(Failure::Usage(format!("P = {ranks} and M = {microbatches}: each is at least 1")));
+        }
+        let virtual_stages = self.parameters.virtual_stages();
         let mut rows = vec![head()];
         let mut values = Vec::new();
         let mut costs = String::new();
         for entry in source::everything() {
+            let size = self.parameters.for_entry(entry.name)?;
             let built = source::library(entry.name, &size);
             let mut value = json!({
                 "name": entry.name,
@@ -42,11 +46,12 @@ impl List {
                 "v_shaped": entry.v_shaped,
                 "eval": entry.eval,
             });
-            let mut row = vec![entry.name.to_owned(), entry.virtual_stages.to_string()];
+            let mut row =
+                vec![entry.name.to_owned(), size.virtual_stages().unwrap_or(entry.virtual_stages).to_string()];
+            let built = built.and_then(|checked| Ok((self.costs.model(&checked)?, checked)));
             match built {
-                Ok(checked) => {
-                    let model = self.costs.model(&checked)?;
-                    costs = describe(&model);
+                Ok((model, checked)) => {
+                    costs = format!(", {} of each stage", describe(&model));
                     let scene = Scene::new(&checked, &model);
                     let peak = scene.peaks.iter().map(|p| p.slots).max().unwrap_or(0);
                     row.extend([
@@ -66,10 +71,16 @@ impl List {
                     value["at"] = Value::Null;
                     value["refused"] = json!(code);
                 }
+                Err(Failure::Usage(message)) if self.costs.of_stages() => {
+                    row.extend(["".into(), "".into(), "".into(), "".into()]);
+                    value["at"] = Value::Null;
+                    value["unsuited"] = json!(message);
+                }
                 Err(other) => return Err(other),
             }
             let refused =
                 value.get("refused").and_then(Value::as_str).map(|code| format!("refused at this size [{code}]"));
+            let refused = refused.or_else(|| value.get("unsuited").and_then(Value::as_str).map(str::to_owned));
             row.push(refused.unwrap_or_else(|| entry.summary.to_owned()));
             rows.push(row);
             values.push(value);
@@ -78,7 +89,8 @@ impl List {
             screen.value(&Value::Array(values))?;
         } else {
             let text = table(screen, &rows);
-            screen.text(&format!("{text}\nat P = {ranks}, M = {microbatches}, {costs} of each stage; V: stages per rank, which are a V-th as large\n"))?;
+            let given = virtual_stages.map_or(String::new(), |v| format!(", V = {v} where it is a parameter"));
+            screen.text(&format!("{text}\nat P = {ranks}, M = {microbatches}{given}{costs}; V: stages per rank, which are a V-th as large\n"))?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -249,3 +249,9 @@ pub fn table(screen: &Screen, rows: &[Vec<String>]) -> String {
     }
     out
 }
+
+/// `1 rank`, `2 ranks`, `3 microbatches`.
+pub fn counted(count: usize, what: &str) -> String {
+    let plural = if what.ends_with("ch") { "es" } else { "s" };
+    format!("{count} {what}{}", if count == 1 { "" } else { plural })
+}

@@ -67,7 +67,11 @@ impl Show {
     pub fn run(&self, screen: &Screen) -> Result<ExitCode, Failure> {
         let checked = source::load(&self.schedule, &self.parameters)?;
         let scene = Scene::new(&checked, &self.costs.model(&checked)?);
-        let picture = self.format.or_else(|| self.output.as_deref().and_then(told)).unwrap_or(Picture::Timeline);
+        let picture = match (self.format, self.output.as_deref()) {
+            (Some(picture), _) => picture,
+            (None, Some(file)) if file != Path::new("-") => told(file)?,
+            _ => Picture::Timeline,
+        };
         let text = match picture {
             Picture::Timeline => terminal::render(
                 &scene,
@@ -96,11 +100,14 @@ impl Show {
 }
 
 /// The picture that a file's name asks for.
-fn told(file: &Path) -> Option<Picture> {
-    match file.extension()?.to_str()? {
-        "svg" => Some(Picture::Svg),
-        "html" | "htm" => Some(Picture::Html),
-        "json" => Some(Picture::Trace),
-        _ => None,
+fn told(file: &Path) -> Result<Picture, Failure> {
+    match file.extension().and_then(|ending| ending.to_str()) {
+        Some("svg") => Ok(Picture::Svg),
+        Some("html" | "htm") => Ok(Picture::Html),
+        Some("json") => Ok(Picture::Trace),
+        Some("txt") | None => Ok(Picture::Timeline),
+        Some(other) => Err(Failure::Usage(format!(
+            "`.{other}` names no picture: it is .svg, .html, .json (a trace) or .txt, or say --format"
+        ))),
     }
 }

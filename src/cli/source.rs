@@ -65,6 +65,23 @@ impl Parameters {
         (self.get("P").unwrap_or(DEFAULT_SIZE.0), self.get("M").unwrap_or(DEFAULT_SIZE.1))
     }
 
+    /// Virtual stages per rank, if they were given.
+    pub fn virtual_stages(&self) -> Option<i64> {
+        self.get("V")
+    }
+
+    /// These for one schedule among all of the library: virtual stages where they are a parameter of it.
+    ///
+    /// # Errors
+    ///
+    /// A name that no schedule of the library has.
+    pub fn for_entry(&self, name: &str) -> Result<Parameters, Failure> {
+        self.only(&["P", "M", "V"], "a schedule of the library")?;
+        let (ranks, microbatches) = self.size();
+        let virtual_stages = self.get("V").filter(|_| general(name).is_some());
+        Ok(Parameters { ranks: Some(ranks), microbatches: Some(microbatches), virtual_stages, set: Vec::new() })
+    }
+
     /// Names that were given a value.
     fn given(&self) -> impl Iterator<Item = &str> {
         let short = [("P", self.ranks), ("M", self.microbatches), ("V", self.virtual_stages)];
@@ -73,6 +90,11 @@ impl Parameters {
     }
 
     fn only(&self, known: &[&str], what: &str) -> Result<(), Failure> {
+        let mut names: Vec<&str> = self.given().collect();
+        names.sort_unstable();
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Failure::Usage(format!("`{}` is given twice", pair[0])));
+        }
         match self.given().find(|name| !known.contains(name)) {
             Some(name) if known.is_empty() => {
                 Err(Failure::Usage(format!("{what} has no parameters, but `{name}` is given")))

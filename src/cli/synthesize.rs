@@ -10,7 +10,7 @@ use qeffect_view::json;
 use serde_json::json as value;
 
 use super::costs::{CostArgs, describe};
-use super::output::{Failure, Screen};
+use super::output::{Failure, Screen, counted};
 use super::source::{self, DEFAULT_SIZE, Parameters};
 
 /// How stages are placed.
@@ -162,11 +162,11 @@ impl Synthesize {
     fn text(&self, screen: &Screen, request: &Request, found: &Found, from: Option<&str>) -> String {
         let schedule = &found.checked.schedule;
         let mut out = format!(
-            "{} on {} ranks, {} stages, {} microbatches, {}\n\n",
+            "{} on {}, {}, {}, {}\n\n",
             screen.bold(from.map_or("a new schedule", |name| name)),
-            request.ranks,
-            request.stages,
-            request.microbatches,
+            counted(request.ranks as usize, "rank"),
+            counted(request.stages as usize, "stage"),
+            counted(request.microbatches as usize, "microbatch"),
             describe(&request.costs)
         );
         let memory: Vec<String> = found.memory.iter().map(i64::to_string).collect();
