@@ -14,19 +14,33 @@ pub fn output(cmd: &Cmd) -> Option<Buf> {
         | Cmd::GroupGemm { out, .. }
         | Cmd::Embed { out, .. }
         | Cmd::Attention { out, .. }
+        | Cmd::Rotary { out, .. }
         | Cmd::Add { out, .. }
         | Cmd::ColumnSums { out, .. }
         | Cmd::SumSlots { out, .. } => Some(*out),
         Cmd::Quantise { scale_inv, flag: Some(_), .. } => Some(*scale_inv),
         Cmd::Roll { scales, unless: None, .. } => Some(*scales),
         Cmd::EmbedGrad { table_grad, .. } => Some(*table_grad),
-        Cmd::LayerNorm { y, .. } | Cmd::Gelu { y, .. } => Some(*y),
-        Cmd::LayerNormGrad { dx, .. } | Cmd::GeluGrad { dx, .. } => Some(*dx),
+        Cmd::SumSquares { partials, .. } => Some(*partials),
+        Cmd::LayerNorm { y, .. } | Cmd::RmsNorm { y, .. } | Cmd::Gelu { y, .. } | Cmd::Swiglu { y, .. } => Some(*y),
+        Cmd::LayerNormGrad { dx, .. }
+        | Cmd::RmsNormGrad { dx, .. }
+        | Cmd::GeluGrad { dx, .. }
+        | Cmd::SwigluGrad { dx, .. } => Some(*dx),
         Cmd::AttentionGrad { dqkv, .. } => Some(*dqkv),
         Cmd::CrossEntropy { lse, .. } => Some(*lse),
         Cmd::WriteTag { tag, .. } => Some(*tag),
         Cmd::CrossEntropyGrad { dlogits, .. } => Some(*dlogits),
         _ => None,
+    }
+}
+
+/// Which element of [`output`] is the command's own: others of that buffer may be written anew after it.
+pub fn element(cmd: &Cmd) -> usize {
+    match cmd {
+        Cmd::SumSquares { first, .. } => *first,
+        Cmd::Roll { cells, .. } => cells.start,
+        _ => 0,
     }
 }
 
@@ -55,5 +69,28 @@ pub const KINDS: &[&str] = &[
     "column_sums",
     "roll",
     "sum_slots",
+    "sum_squares",
+    "write_tag",
+];
+
+/// Those of a Llama.
+pub const KINDS_OF_LLAMA: &[&str] = &[
+    "embed",
+    "rms_norm",
+    "quantise",
+    "gemm",
+    "rotary",
+    "attention",
+    "swiglu",
+    "add",
+    "cross_entropy",
+    "cross_entropy_grad",
+    "rms_norm_grad",
+    "attention_grad",
+    "swiglu_grad",
+    "embed_grad",
+    "roll",
+    "sum_slots",
+    "sum_squares",
     "write_tag",
 ];

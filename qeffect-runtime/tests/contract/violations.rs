@@ -9,7 +9,7 @@
 //! | into what ranks send each other | by the tag, before a byte is used; on one device when lists are merged |
 //! | into data of a step | before the launch or the first action |
 //!
-//! Values that are not finite are in `capture.rs`; the same for the host's transaction alone in the ledger's own tests.
+//! Values that are not finite are in `not_finite.rs`; the same for the host's transaction alone in the ledger's own tests.
 
 use std::collections::BTreeMap;
 
