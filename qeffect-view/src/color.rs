@@ -62,10 +62,10 @@ pub const PAPER: Rgb = Rgb(0xff, 0xff, 0xff);
 /// Lightness of the first and the last virtual stage, chroma, hue (OKLCH) of a kind.
 fn band(kind: Kind, theme: Theme) -> (f64, f64, f64, f64) {
     let (from, to, chroma, hue) = match family(kind) {
-        Kind::Forward => (0.42, 0.53, 0.130, 255.0),
-        Kind::Recompute => (0.585, 0.62, 0.09, 315.0),
-        Kind::FullBackward => (0.665, 0.735, 0.150, 45.0),
-        Kind::InputGrad => (0.785, 0.845, 0.130, 80.0),
+        Kind::Forward => (0.41, 0.505, 0.130, 255.0),
+        Kind::Recompute => (0.585, 0.61, 0.09, 330.0),
+        Kind::FullBackward => (0.66, 0.71, 0.155, 42.0),
+        Kind::InputGrad => (0.785, 0.845, 0.130, 85.0),
         _ => (0.895, 0.945, 0.075, 165.0),
     };
     match theme {
@@ -137,6 +137,71 @@ mod tests {
             }
             for (from, to) in bands {
                 assert!(to - from > 2.5, "two virtual stages of one kind look alike");
+            }
+        }
+    }
+
+    /// What somebody without one kind of cones sees, in linear light (Machado et al. 2009, severity 1); and who has all.
+    const SIGHT: [(&str, [[f64; 3]; 3]); 4] = [
+        ("all", [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
+        (
+            "protanopia",
+            [
+                [0.152_286, 1.052_583, -0.204_868],
+                [0.114_503, 0.786_281, 0.099_216],
+                [-0.003_882, -0.048_116, 1.051_998],
+            ],
+        ),
+        (
+            "deuteranopia",
+            [[0.367_322, 0.860_646, -0.227_968], [0.280_085, 0.672_501, 0.047_413], [-0.011_820, 0.042_940, 0.968_881]],
+        ),
+        (
+            "tritanopia",
+            [
+                [1.255_528, -0.076_749, -0.178_779],
+                [-0.078_411, 0.930_809, 0.147_602],
+                [0.004_733, 0.691_367, 0.303_900],
+            ],
+        ),
+    ];
+
+    /// OKLab of linear light.
+    fn oklab([r, g, b]: [f64; 3]) -> [f64; 3] {
+        let l = (0.412_221_470_8 * r + 0.536_332_536_3 * g + 0.051_445_992_9 * b).cbrt();
+        let m = (0.211_903_498_2 * r + 0.680_699_545_1 * g + 0.107_396_956_6 * b).cbrt();
+        let s = (0.088_302_461_9 * r + 0.281_718_837_6 * g + 0.629_978_700_5 * b).cbrt();
+        [
+            0.210_454_255_3 * l + 0.793_617_785_0 * m - 0.004_072_046_8 * s,
+            1.977_998_495_1 * l - 2.428_592_205_0 * m + 0.450_593_709_9 * s,
+            0.025_904_037_1 * l + 0.782_771_766_2 * m - 0.808_675_766_0 * s,
+        ]
+    }
+
+    #[test]
+    fn kinds_differ_for_every_sight_whatever_the_virtual_stage() {
+        let linear = |Rgb(r, g, b): Rgb| {
+            [r, g, b].map(|c| {
+                let c = f64::from(c) / 255.0;
+                if c <= 0.040_45 { c / 12.92 } else { ((c + 0.055) / 1.055).powf(2.4) }
+            })
+        };
+        for (sight, matrix) in SIGHT {
+            for theme in [Theme::Light, Theme::Dark] {
+                let seen = |kind: Kind, number| {
+                    let light = linear(fill(kind, number, 4, theme));
+                    oklab(matrix.map(|row| row.iter().zip(light).map(|(a, b)| a * b).sum::<f64>().clamp(0.0, 1.0)))
+                };
+                for (at, kind) in FAMILIES.iter().enumerate() {
+                    for other in &FAMILIES[at + 1..] {
+                        for (a, b) in (0..4).flat_map(|a| (0..4).map(move |b| (a, b))) {
+                            let (x, y) = (seen(*kind, a), seen(*other, b));
+                            let apart = x.iter().zip(y).map(|(x, y)| (x - y).powi(2)).sum::<f64>().sqrt();
+                            // Three times what is just told apart side by side.
+                            assert!(apart > 0.06, "{sight}, {theme:?}: {kind:?} {a} and {other:?} {b}: {apart:.3}");
+                        }
+                    }
+                }
             }
         }
     }

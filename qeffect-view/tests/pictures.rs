@@ -4,6 +4,7 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{LOOPED, OVERLAPPED, ZB_H1, checked};
 use qeffect_core::schedule::Costs;
@@ -184,35 +185,39 @@ fn trace_is_json_and_slices_add_up() {
     }
 }
 
-/// The page runs in a real browser, where one is found.
-#[test]
-fn page_runs_in_a_browser() {
-    let Some(browser) = ["chromium", "chromium-browser", "google-chrome"]
+/// What a real browser makes of a page, opened with this fragment; `None` where there is no browser.
+fn dom(page: &str, fragment: &str) -> Option<String> {
+    static PAGES: AtomicUsize = AtomicUsize::new(0);
+    let found = ["chromium", "chromium-browser", "google-chrome"]
         .into_iter()
-        .find(|name| Command::new(name).arg("--version").output().is_ok_and(|out| out.status.success()))
-    else {
+        .find(|name| Command::new(name).arg("--version").output().is_ok_and(|out| out.status.success()));
+    let Some(browser) = found else {
         eprintln!("skipped: no Chromium on this machine");
-        return;
+        return None;
     };
-    let (one, two) = (scene(ZB_H1, &[4, 8]), scene(LOOPED, &[4, 8]));
-    let folder = std::env::temp_dir().join(format!("qeffect-page-{}", std::process::id()));
+    let number = PAGES.fetch_add(1, Ordering::Relaxed);
+    let folder = std::env::temp_dir().join(format!("qeffect-page-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder for the page");
-    let page = folder.join("page.html");
-    std::fs::write(&page, html::render(&[&one, &two])).expect("the page is written");
-    let profile = folder.join("profile");
-    let address = format!("file://{}#pin=1.5&critical", page.display());
+    let file = folder.join("page.html");
+    std::fs::write(&file, page).expect("the page is written");
     let output = Command::new(browser)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])
         .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
-        .arg(format!("--user-data-dir={}", profile.display()))
-        .args(["--dump-dom", &address])
+        .arg(format!("--user-data-dir={}", folder.join("profile").display()))
+        .args(["--virtual-time-budget=2000", "--dump-dom", &format!("file://{}{fragment}", file.display())])
         .output()
         .expect("the browser starts");
-    let dom = String::from_utf8_lossy(&output.stdout).into_owned();
     std::fs::remove_dir_all(&folder).ok();
-    let has = |text: &str| {
-        assert!(dom.contains(text), "no `{text}` in the page:\n{}", String::from_utf8_lossy(&output.stderr))
-    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The page runs in a real browser, where one is found.
+#[test]
+fn page_runs_in_a_browser() {
+    let (one, two) = (scene(ZB_H1, &[4, 8]), scene(LOOPED, &[4, 8]));
+    let Some(dom) = dom(&html::render(&[&one, &two]), "#pin=1.5&critical") else { return };
+    let has = |text: &str| assert!(dom.contains(text), "no `{text}` in the page");
     has(&format!("data-ready=\"{}\"", one.bars.len() + two.bars.len()));
     assert_eq!(dom.matches("<canvas class=\"plot\"").count(), 2);
     // The pinned action's details.
@@ -223,4 +228,33 @@ fn page_runs_in_a_browser() {
     has(&format!("<dd>slots {}, tapes {}, works {}</dd>", pinned.live.slots, pinned.live.tapes, pinned.live.works));
     has(&format!("makespan <b>{}</b>", two.makespan));
     has("id=\"do-critical\" title=\"A chain without a gap from start to end (c)\" aria-pressed=\"true\"");
+}
+
+/// A wheel zooms, a pointer that hovers shows an action, a button puts schedules side by side.
+#[test]
+fn wheel_pointer_and_buttons_do_what_the_page_says() {
+    const DO: &str = r#"<script>addEventListener("load", () => {
+        const canvas = document.querySelector("canvas.plot"), seen = document.documentElement.dataset;
+        const at = (x, y) => {
+            const box = canvas.getBoundingClientRect();
+            return { clientX: box.left + x, clientY: box.top + y, bubbles: true, cancelable: true };
+        };
+        const tip = () => document.getElementById("tip").textContent;
+        canvas.dispatchEvent(new PointerEvent("pointermove", at(66, 40)));
+        seen.hovered = tip();
+        for (let turn = 0; turn < 3; turn++) canvas.dispatchEvent(new WheelEvent("wheel", { ...at(66, 40), deltaY: -120 }));
+        requestAnimationFrame(() => requestAnimationFrame(() => { seen.zoomed = location.hash; }));
+        document.getElementById("do-layout").click();
+        seen.layout = document.getElementById("do-layout").textContent;
+    });</script></body>"#;
+    let (one, two) = (scene(ZB_H1, &[4, 8]), scene(LOOPED, &[4, 8]));
+    let page = html::render(&[&one, &two]).replace("</body>", DO);
+    let Some(dom) = dom(&page, "") else { return };
+    let seen = |name: &str| {
+        let start = dom.find(&format!("data-{name}=\"")).unwrap_or_else(|| panic!("no {name}")) + name.len() + 7;
+        &dom[start..start + dom[start..].find('"').unwrap()]
+    };
+    assert!(seen("hovered").starts_with("0F0"), "{}", seen("hovered"));
+    assert!(seen("zoomed").contains("time="), "{}", seen("zoomed"));
+    assert_eq!(seen("layout"), "stacked");
 }
