@@ -9,6 +9,12 @@
 //! one at once. So with as many buffers as that run's peak the awaited message always finds one, and
 //! a plan deadlocks if and only if it does with unbounded buffers.
 //!
+//! # Why an overlap is one block
+//!
+//! Branches of an `overlap` may run at once, but both ends of a FIFO must name its messages in one order. So all that the
+//! members need is waited for before the block and all that they make is sent after it, each in written order, as
+//! the simulator has it: a block starts when everything is there, and its results are usable when it ends.
+//!
 //! # Why a blocking stream holds nobody up for ever
 //!
 //! On `rendezvous` each rank has one stream, on which a send and a receive wait for each other. Both
@@ -17,6 +23,7 @@
 //! first message in it that is not done has both its ends at the front, and goes on.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use crate::action::{Item, Kind};
 use crate::ids::{Microbatch, Rank, Stage};
@@ -37,12 +44,12 @@ pub fn lower(schedule: &Schedule, index: &Index, timeline: &Timeline) -> Plan {
     let mut nodes = Vec::with_capacity(schedule.items.len() * 2);
     let mut starts = Vec::with_capacity(schedule.ranks as usize + 1);
     let mut peaks = Vec::with_capacity(schedule.ranks as usize);
-    let orders = Orders::new(schedule, &edges);
+    let mut receives = Receives::new(schedule, &edges);
     for rank in 0..schedule.ranks {
         starts.push(nodes.len() as u32);
         let live = sim::live(schedule, index, Rank(rank), &mut slot_of);
         peaks.push(live.peaks);
-        RankLowering { schedule, edges: &edges, orders: &orders, rank: Rank(rank), nodes: &mut nodes }
+        RankLowering { schedule, edges: &edges, receives: &mut receives, rank: Rank(rank), nodes: &mut nodes }
             .lower(&live.slots, meetings.as_ref().map(|meetings| &meetings[rank as usize][..]));
     }
     starts.push(nodes.len() as u32);
@@ -84,22 +91,48 @@ pub(crate) fn backward_edge(stages: u32, from: Stage) -> Option<u32> {
     (from.0 > 0).then(|| stages - 1 + from.0 - 1)
 }
 
-/// Per edge, the microbatches in the order in which the sender produces them.
-struct Orders {
-    sent: Vec<Vec<Microbatch>>,
+/// What is still to be received, in the order in which the senders send it, and where there is room for it.
+struct Receives {
+    /// Per edge, its channel: the edge itself, or on `rank_edge` the first edge between the same two ranks.
+    channel: Vec<u32>,
+    /// Per channel, edge and microbatch of its messages in sender order.
+    sent: Vec<Vec<(u32, Microbatch)>>,
+    /// Per channel, how many of them are posted.
+    posted: Vec<usize>,
+    /// Per edge, receive buffers that no post has taken.
+    free: Vec<u32>,
 }
 
-impl Orders {
-    fn new(schedule: &Schedule, edges: &[Edge]) -> Orders {
-        let mut sent: Vec<Vec<Microbatch>> = vec![Vec::new(); edges.len()];
+impl Receives {
+    fn new(schedule: &Schedule, edges: &[Edge]) -> Receives {
+        let mut first = BTreeMap::new();
+        let channel: Vec<u32> = (0u32..)
+            .zip(edges)
+            .map(|(at, edge)| match schedule.transport {
+                Transport::RankEdge => *first.entry((edge.from_rank, edge.to_rank)).or_insert(at),
+                Transport::Edge | Transport::Rendezvous => at,
+            })
+            .collect();
+        let mut sent: Vec<Vec<(u32, Microbatch)>> = vec![Vec::new(); edges.len()];
         for item in schedule.items.iter() {
             if let Some(edge) = output_edge(schedule, item)
                 && edges[edge as usize].from_rank != edges[edge as usize].to_rank
             {
-                sent[edge as usize].push(item.microbatch);
+                sent[channel[edge as usize] as usize].push((edge, item.microbatch));
             }
         }
-        Orders { sent }
+        let free = edges.iter().map(|edge| edge.buffers).collect();
+        Receives { channel, sent, posted: vec![0; edges.len()], free }
+    }
+
+    /// The next message of the channel of an edge, if its own edge has room for it.
+    fn next(&mut self, edge: u32) -> Option<(u32, Microbatch)> {
+        let channel = self.channel[edge as usize] as usize;
+        let (edge, microbatch) = *self.sent[channel].get(self.posted[channel])?;
+        let free = &mut self.free[edge as usize];
+        *free = free.checked_sub(1)?;
+        self.posted[channel] += 1;
+        Some((edge, microbatch))
     }
 }
 
@@ -198,14 +231,14 @@ fn block_ends(items: &[Item]) -> Vec<usize> {
 struct RankLowering<'a> {
     schedule: &'a Schedule,
     edges: &'a [Edge],
-    orders: &'a Orders,
+    receives: &'a mut Receives,
     rank: Rank,
     nodes: &'a mut Vec<Node>,
 }
 
 impl RankLowering<'_> {
-    /// `meetings`: sends and receives as the global order places them; `None`: each send right after its
-    /// producer, and a receive as soon as a buffer is free.
+    /// `meetings`: sends and receives as the global order places them; `None`: each send right after what
+    /// produces it, and a receive as soon as a buffer is free.
     fn lower(&mut self, slots: &[u32], meetings: Option<&[(usize, Node)]>) {
         let items = self.schedule.rank(self.rank);
         let stages: Vec<Stage> = self.schedule.stages_of(self.rank).collect();
@@ -215,13 +248,10 @@ impl RankLowering<'_> {
         let mut left = vec![0u32; span];
         let mut refreshed = vec![false; span];
         let (mut reduce_written, mut commit_written) = (false, false);
-        let mut complete = Vec::new();
         let block_ends = block_ends(items);
         for item in items {
             match item.kind {
-                Kind::InputGrad | Kind::FullBackward | Kind::WeightGrad | Kind::WeightGradJoin => {
-                    left[item.stage.index() - first_stage] += 1;
-                }
+                kind if has_gradient(kind) => left[item.stage.index() - first_stage] += 1,
                 Kind::Refresh => refreshed[item.stage.index() - first_stage] = true,
                 Kind::Reduce => reduce_written = true,
                 Kind::Commit => commit_written = true,
@@ -229,65 +259,47 @@ impl RankLowering<'_> {
             }
         }
 
-        let mut posted = if meetings.is_none() { self.initial_posts() } else { Vec::new() };
+        if meetings.is_none() {
+            for edge in self.incoming() {
+                self.post_free(edge);
+            }
+        }
         let mut met = meetings.unwrap_or_default();
-        for (at, item) in items.iter().enumerate() {
+        let mut at = 0;
+        while at < items.len() {
+            let block = at..block_ends[at] + 1;
             let now = met.iter().take_while(|(before, _)| *before <= at).count();
             self.nodes.extend(met[..now].iter().map(|(_, node)| *node));
             met = &met[now..];
-            let local = item.stage.index().wrapping_sub(first_stage);
-            // Branches of an overlap may run at once: what is inserted stands before or after all of them.
-            for forward in items[at..=block_ends[at]].iter().filter(|i| i.kind == Kind::Forward && !self.schedule.eval)
-            {
+            let members = &items[block.clone()];
+            for forward in members.iter().filter(|item| item.kind == Kind::Forward && !self.schedule.eval) {
                 if !std::mem::replace(&mut refreshed[forward.stage.index() - first_stage], true) {
                     self.push(Op::Refresh, forward.stage, NONE);
                 }
             }
-            let input = input_edge(self.schedule, item).filter(|e| self.crosses(*e));
-            if let Some(edge) = input {
-                let op = match self.edges[edge as usize].direction {
-                    Direction::Forward => Op::WaitForward,
-                    Direction::Backward => Op::WaitBackward,
-                };
-                self.push_for(op, item, edge);
-            }
-            if item.kind == Kind::Commit {
-                self.push(Op::Agree, Stage(0), NONE);
-            }
-            self.nodes.push(Node {
-                op: compute_op(item.kind),
-                stage: item.stage,
-                microbatch: item.microbatch,
-                slot: slots[at],
-                origin: item.origin,
-            });
-            if meetings.is_none()
-                && let Some(edge) = output_edge(self.schedule, item).filter(|e| self.crosses(*e))
-            {
-                let op = match self.edges[edge as usize].direction {
-                    Direction::Forward => Op::SendForward,
-                    Direction::Backward => Op::SendBackward,
-                };
-                self.push_for(op, item, edge);
-            }
-            if meetings.is_none()
-                && let Some(edge) = input
-            {
-                self.post_next(edge, &mut posted);
-            }
-            let gradient =
-                matches!(item.kind, Kind::InputGrad | Kind::FullBackward | Kind::WeightGrad | Kind::WeightGradJoin);
-            if gradient {
-                left[local] -= 1;
-                if left[local] == 0 && !reduce_written {
-                    complete.push(item.stage);
+            for item in members {
+                if let Some(edge) = self.crossing(input_edge(self.schedule, item)) {
+                    self.push_for([Op::WaitForward, Op::WaitBackward], item, edge);
                 }
             }
-            if block_ends[at] == at {
-                for stage in complete.drain(..) {
-                    self.push(Op::Reduce, stage, NONE);
+            for (item, slot) in members.iter().zip(&slots[block.clone()]) {
+                if item.kind == Kind::Commit {
+                    self.push(Op::Agree, Stage(0), NONE);
+                }
+                let (op, slot) = (compute_op(item.kind), *slot);
+                self.nodes.push(Node { op, stage: item.stage, microbatch: item.microbatch, slot, origin: item.origin });
+            }
+            if meetings.is_none() {
+                self.messages_after(members);
+            }
+            for item in members.iter().filter(|item| has_gradient(item.kind)) {
+                let left = &mut left[item.stage.index() - first_stage];
+                *left -= 1;
+                if *left == 0 && !reduce_written {
+                    self.push(Op::Reduce, item.stage, NONE);
                 }
             }
+            at = block.end;
         }
         self.nodes.extend(met.iter().map(|(_, node)| *node));
         if !self.schedule.eval && !commit_written {
@@ -296,55 +308,65 @@ impl RankLowering<'_> {
         }
     }
 
-    /// Posts the first receives of every incoming edge, as many as it has buffers. Returns, per
-    /// incoming edge, how many were posted.
-    fn initial_posts(&mut self) -> Vec<(u32, u32)> {
-        let mut posted = Vec::new();
-        let stages: Vec<Stage> = self.schedule.stages_of(self.rank).collect();
-        for stage in stages {
+    /// The edges on which other ranks send to this one.
+    fn incoming(&self) -> Vec<u32> {
+        let mut edges = Vec::new();
+        for stage in self.schedule.stages_of(self.rank) {
             let forward = stage.0.checked_sub(1).and_then(|from| forward_edge(self.schedule.stages, Stage(from)));
             let backward = (!self.schedule.eval && stage.0 + 1 < self.schedule.stages)
                 .then(|| backward_edge(self.schedule.stages, Stage(stage.0 + 1)))
                 .flatten();
-            for edge in [forward, backward].into_iter().flatten().filter(|e| self.crosses(*e)) {
-                posted.push((edge, 0));
-            }
+            edges.extend([forward, backward].into_iter().filter_map(|edge| self.crossing(edge)));
         }
-        posted.sort_unstable();
-        for at in 0..posted.len() {
-            for _ in 0..self.edges[posted[at].0 as usize].buffers {
-                self.post_next(posted[at].0, &mut posted);
-            }
-        }
-        posted
+        edges.sort_unstable();
+        edges
     }
 
-    /// Posts the next receive of an edge, in sender order, if a message is left.
-    fn post_next(&mut self, edge: u32, posted: &mut [(u32, u32)]) {
-        let at = posted.binary_search_by_key(&edge, |(edge, _)| *edge).expect("every incoming edge is listed");
-        let order = &self.orders.sent[edge as usize];
-        if let Some(microbatch) = order.get(posted[at].1 as usize) {
-            posted[at].1 += 1;
+    /// Sends what a block made, then posts receives into the buffers that it has freed.
+    fn messages_after(&mut self, members: &[Item]) {
+        for item in members {
+            if let Some(edge) = self.crossing(output_edge(self.schedule, item)) {
+                self.push_for([Op::SendForward, Op::SendBackward], item, edge);
+            }
+        }
+        for item in members {
+            if let Some(edge) = self.crossing(input_edge(self.schedule, item)) {
+                self.receives.free[edge as usize] += 1;
+                self.post_free(edge);
+            }
+        }
+    }
+
+    /// Posts the next receives of an edge's channel, in sender order, as far as there is room.
+    fn post_free(&mut self, edge: u32) {
+        while let Some((edge, microbatch)) = self.receives.next(edge) {
             let target = &self.edges[edge as usize];
             let op = match target.direction {
                 Direction::Forward => Op::PostForward,
                 Direction::Backward => Op::PostBackward,
             };
-            self.nodes.push(Node { op, stage: target.to, microbatch: *microbatch, slot: edge, origin: Origin::NONE });
+            self.nodes.push(Node { op, stage: target.to, microbatch, slot: edge, origin: Origin::NONE });
         }
     }
 
-    fn crosses(&self, edge: u32) -> bool {
-        self.edges[edge as usize].from_rank != self.edges[edge as usize].to_rank
+    fn crossing(&self, edge: Option<u32>) -> Option<u32> {
+        edge.filter(|edge| self.edges[*edge as usize].from_rank != self.edges[*edge as usize].to_rank)
     }
 
     fn push(&mut self, op: Op, stage: Stage, slot: u32) {
         self.nodes.push(Node { op, stage, microbatch: Microbatch(0), slot, origin: Origin::NONE });
     }
 
-    fn push_for(&mut self, op: Op, item: &Item, slot: u32) {
+    /// A node at one end of an edge; `ops`: of a forward and of a backward edge.
+    fn push_for(&mut self, ops: [Op; 2], item: &Item, slot: u32) {
+        let op = ops[usize::from(self.edges[slot as usize].direction == Direction::Backward)];
         self.nodes.push(Node { op, stage: item.stage, microbatch: item.microbatch, slot, origin: item.origin });
     }
+}
+
+/// Whether an action contributes to the gradients of its stage.
+const fn has_gradient(kind: Kind) -> bool {
+    matches!(kind, Kind::InputGrad | Kind::FullBackward | Kind::WeightGrad | Kind::WeightGradJoin)
 }
 
 const fn compute_op(kind: Kind) -> Op {

@@ -2,7 +2,7 @@
 
 use qeffect_core::ids::Rank;
 use qeffect_core::index::Index;
-use qeffect_core::plan::Checked;
+use qeffect_core::plan::{Checked, Op};
 use qeffect_core::schedule::Costs;
 use qeffect_core::sim::{self, CostModel, Timeline};
 use qeffect_schedules::{by_name, dualpipe_v, further, interleaved_zb, library, looped_bfs, zb_h2};
@@ -14,6 +14,41 @@ fn run(checked: &Checked, (f, i, w): (i64, i64, i64), overlap: Option<i64>) -> T
     let index = Index::new(&checked.schedule);
     let costs = CostModel { overlap, ..CostModel::uniform(Costs { f, i, w }) };
     sim::run(&checked.schedule, &index, &costs).expect("a checked schedule ends")
+}
+
+/// Inside an overlap no message has a place: its channels have the written order.
+#[test]
+fn overlaps_wait_before_and_send_after() {
+    let mut seen = Vec::new();
+    for entry in library().iter().chain(further()) {
+        let built: Vec<Checked> =
+            [(2, 4), (2, 6), (4, 8)].iter().filter_map(|(p, m)| (entry.build)(*p, *m).ok()).collect();
+        assert!(!built.is_empty(), "{}", entry.name);
+        for checked in built {
+            for rank in (0..checked.schedule.ranks).map(Rank) {
+                let mut inside = false;
+                for node in checked.plan.rank(rank) {
+                    inside = node.op == Op::OverlapBegin || (inside && node.op != Op::OverlapEnd);
+                    if inside && seen.last() != Some(&entry.name) {
+                        seen.push(entry.name);
+                    }
+                    let moves = [
+                        Op::SendForward,
+                        Op::SendBackward,
+                        Op::PostForward,
+                        Op::PostBackward,
+                        Op::WaitForward,
+                        Op::WaitBackward,
+                        Op::Refresh,
+                        Op::Reduce,
+                    ];
+                    assert!(!inside || !moves.contains(&node.op), "{}, rank {rank}: {node:?}", entry.name);
+                }
+            }
+        }
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, ["dualpipe_v", "kimi_k2"]);
 }
 
 fn slots(checked: &Checked) -> Vec<i64> {

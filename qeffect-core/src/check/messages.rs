@@ -27,14 +27,22 @@ pub fn check(nodes: &[Vec<Node>], placement: &[Rank]) -> Vec<Diagnostic> {
 /// As [`check`], on a declared transport.
 pub fn check_on(nodes: &[Vec<Node>], placement: &[Rank], transport: Transport) -> Vec<Diagnostic> {
     let mut table = Table::default();
-    let mut faults = Vec::new();
+    let (mut faults, mut inside) = (Vec::new(), Vec::new());
     for (rank, program) in nodes.iter().enumerate() {
-        for (at, node) in program.iter().enumerate() {
-            table.enter(Rank(rank as u32), at, node, placement, &mut faults);
+        let mut overlap = None;
+        for (index, node) in program.iter().enumerate() {
+            let at = At { rank: Rank(rank as u32), index, node: *node };
+            match node.op {
+                Op::OverlapBegin => overlap = Some(at),
+                Op::OverlapEnd => overlap = None,
+                _ => inside.extend(overlap.and_then(|begin| at.inside(&begin))),
+            }
+            table.enter(at, placement, &mut faults);
         }
     }
     if faults.is_empty() {
         table.pair(placement, &mut faults);
+        faults.append(&mut inside);
     }
     if faults.is_empty() {
         table.orders(placement, transport, &mut faults);
@@ -61,6 +69,23 @@ struct At {
 impl At {
     fn place(&self) -> Place {
         Place { origin: self.node.origin, item: Some((self.rank, self.index as u32)) }
+    }
+
+    /// The fault of a message node in an overlap: its branches may run at once, the messages of a channel may not.
+    fn inside(&self, begin: &At) -> Option<Diagnostic> {
+        let (side, verb) = match self.node.op {
+            Op::SendForward | Op::SendBackward => ("after", "is sent"),
+            Op::PostForward | Op::PostBackward => ("before", "is received"),
+            Op::WaitForward | Op::WaitBackward => ("before", "is awaited"),
+            _ => return None,
+        };
+        let fault = format!("{} {verb} inside an overlap, whose branches may run at once", name(&self.node));
+        Some(
+            Diagnostic::new(Code::MessageEarly, self.place(), fault)
+                .label(begin.place(), "the overlap begins here")
+                .note("an overlap starts when all that it needs is there, and its results are usable when it ends")
+                .help(format!("move it {side} the overlap")),
+        )
     }
 }
 
@@ -94,9 +119,9 @@ pub(super) fn name(node: &Node) -> String {
 }
 
 impl Table {
-    fn enter(&mut self, rank: Rank, index: usize, node: &Node, placement: &[Rank], faults: &mut Vec<Diagnostic>) {
+    fn enter(&mut self, at: At, placement: &[Rank], faults: &mut Vec<Diagnostic>) {
         let stages = placement.len() as u32;
-        let at = At { rank, index, node: *node };
+        let (rank, node) = (at.rank, &at.node);
         let into_forward = node.stage.0.checked_sub(1).and_then(|from| forward_edge(stages, Stage(from)));
         let into_backward =
             (node.stage.0 + 1 < stages).then(|| backward_edge(stages, Stage(node.stage.0 + 1))).flatten();

@@ -2,7 +2,7 @@
 //! can be written, imported and tested.
 //!
 //! Cells are those of PyTorch's lowered format, and these of our own: `1WAIT_F0` and `0WAIT_B0`
-//! (the compute stream waits; left out right before the consumer), `0REFRESH`, `0R1`, `0JOIN1` (a
+//! (the compute stream waits; left out right before the consumer, or the overlap in which it stands), `0REFRESH`, `0R1`, `0JOIN1` (a
 //! further member of the weight gradient before it), and without a stage `AGREE`, `COMMIT`, `OVERLAP`,
 //! `BRANCH`, `OVERLAP_END`. `(0SEND_F1;0RECV_B0)GROUP` is sends and receives that go on together. `0UNSHARD`, `0RESHARD`, `0WAIT_REDUCE_GRAD` and `0WAIT_SEND_F1`
 //! are read over: they mean nothing here.
@@ -15,7 +15,7 @@ use super::csv::assemble;
 use crate::action::{Item, Kind};
 use crate::code::Code;
 use crate::diag::{Diagnostic, Report};
-use crate::ids::Rank;
+use crate::ids::{Microbatch, Rank, Stage};
 use crate::origin::Origin;
 use crate::plan::{NONE, Node, Op, Plan};
 use crate::schedule::Schedule;
@@ -180,21 +180,60 @@ const fn input(op: Op) -> Option<(Op, Op)> {
     }
 }
 
-/// Adds the waits that are left out: right before the consumer of each message that is received.
+/// The wait that a consumer has if none is written: right before it, or before the overlap that it stands in.
+fn wait_of(node: &Node) -> Option<Node> {
+    input(node.op).map(|(_, wait)| Node { op: wait, ..*node })
+}
+
+/// Nodes by what they say, without slot and place.
+fn key(node: &Node) -> (Op, Stage, Microbatch) {
+    (node.op, node.stage, node.microbatch)
+}
+
+/// The waits of a block for messages that are received: those whose post is among `known`.
+fn waits_of(block: &[Node], known: &HashSet<(Op, Stage, Microbatch)>) -> Vec<Node> {
+    let received =
+        |node: &&Node| input(node.op).is_some_and(|(post, _)| known.contains(&key(&Node { op: post, ..**node })));
+    block.iter().filter(received).filter_map(wait_of).collect()
+}
+
+/// A program as its overlaps, and single nodes between them; each with the place of its first node.
+fn blocks(nodes: &[Node]) -> impl Iterator<Item = (usize, &[Node])> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let rest = nodes.get(at..).filter(|rest| !rest.is_empty())?;
+        let length = match rest[0].op {
+            Op::OverlapBegin => rest.iter().position(|node| node.op == Op::OverlapEnd).map_or(1, |end| end + 1),
+            _ => 1,
+        };
+        at += length;
+        Some((at - length, &rest[..length]))
+    })
+}
+
+/// Adds the waits that are left out.
 fn with_waits(nodes: Vec<Node>) -> Vec<Node> {
-    let key = |op: Op, node: &Node| (op, node.stage, node.microbatch);
-    let known: HashSet<_> = nodes.iter().map(|node| key(node.op, node)).collect();
+    let known: HashSet<_> = nodes.iter().map(key).collect();
     let mut out = Vec::with_capacity(nodes.len());
-    for node in nodes {
-        if let Some((post, wait)) = input(node.op)
-            && known.contains(&key(post, &node))
-            && !known.contains(&key(wait, &node))
-        {
-            out.push(Node { op: wait, ..node });
-        }
-        out.push(node);
+    for (_, block) in blocks(&nodes) {
+        out.extend(waits_of(block, &known).into_iter().filter(|wait| !known.contains(&key(wait))));
+        out.extend_from_slice(block);
     }
     out
+}
+
+/// Which nodes are waits that reading would put there.
+fn implied(nodes: &[Node]) -> Vec<bool> {
+    let known: HashSet<_> = nodes.iter().map(key).collect();
+    let mut implied = vec![false; nodes.len()];
+    for (at, block) in blocks(nodes) {
+        let waits = waits_of(block, &known);
+        let Some(from) = at.checked_sub(waits.len()) else { continue };
+        if nodes[from..at].iter().map(key).eq(waits.iter().map(key)) {
+            implied[from..at].fill(true);
+        }
+    }
+    implied
 }
 
 fn schedule(name: &str, nodes: &[Vec<Node>]) -> Result<Schedule, Vec<Diagnostic>> {
@@ -218,10 +257,7 @@ pub fn write_plan(plan: &Plan) -> String {
     for rank in 0..plan.starts.len().saturating_sub(1) {
         let nodes = plan.rank(Rank(rank as u32));
         let mut separator = "";
-        for (at, node) in nodes.iter().enumerate() {
-            if is_implied(node, nodes.get(at + 1)) {
-                continue;
-            }
+        for (node, _) in nodes.iter().zip(implied(nodes)).filter(|(_, implied)| !implied) {
             out.push_str(separator);
             separator = ",";
             let word = word(node.op);
@@ -240,12 +276,4 @@ pub fn write_plan(plan: &Plan) -> String {
         out.push_str("\r\n");
     }
     out
-}
-
-/// Whether reading would put this wait here.
-fn is_implied(node: &Node, next: Option<&Node>) -> bool {
-    next.is_some_and(|next| {
-        (next.stage, next.microbatch) == (node.stage, node.microbatch)
-            && input(next.op).is_some_and(|(_, wait)| wait == node.op)
-    })
 }

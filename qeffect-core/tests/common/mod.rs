@@ -1,6 +1,8 @@
 //! Random small schedules, and a brute-force judge of them that shares no code with the checker.
 #![allow(dead_code, missing_docs)]
 
+pub mod interleavings;
+
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -101,6 +103,34 @@ pub fn legal(rng: &mut Rng, ranks: usize, virtual_stages: usize, microbatches: u
         }
     }
     schedule(programs, placement, microbatches as u32)
+}
+
+/// Puts neighbours of every rank's program into overlaps, one action per branch, where chance has it and their
+/// microbatches differ. Not all are legal.
+pub fn overlapping(rng: &mut Rng, base: &Schedule) -> Schedule {
+    let mark = |kind| Item::new(kind, 0, 0, 0);
+    let overlapped = |program: Vec<Item>| {
+        let mut out = Vec::new();
+        let mut rest = &program[..];
+        while !rest.is_empty() {
+            let length = if rng.below(3) == 0 { 2 + rng.below(2) } else { 1 };
+            let (block, after) = rest.split_at(rest.len().min(length));
+            let distinct: HashSet<_> = block.iter().map(|item| item.microbatch).collect();
+            if distinct.len() < length || length == 1 {
+                out.push(rest[0]);
+                rest = &rest[1..];
+                continue;
+            }
+            rest = after;
+            out.push(mark(Kind::OverlapBegin));
+            out.extend(block.iter().flat_map(|item| [mark(Kind::OverlapBranch), *item]));
+            out.push(mark(Kind::OverlapEnd));
+        }
+        out
+    };
+    let programs = programs(base).into_iter().map(overlapped).collect();
+    let placement = base.placement.iter().map(|rank| rank.0).collect();
+    Schedule { update: Update::Step, ..schedule(programs, placement, base.microbatches) }
 }
 
 /// Breaks (or keeps) a schedule: one random drop, duplicate, swap or move.
