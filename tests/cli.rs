@@ -179,6 +179,31 @@ fn conversions_go_round() {
 }
 
 #[test]
+fn a_lowered_program_of_one_rank_is_known_as_one() {
+    let folder = Folder::new("one_rank");
+    let mut seen = 0;
+    for entry in qeffect_schedules::library().iter().chain(qeffect_schedules::further()).filter(|entry| !entry.eval) {
+        // Some need a rank for each arm of their shape, or more microbatches.
+        if entry.checked(1, 4).is_err() {
+            continue;
+        }
+        let (lowered, back) = (folder.path(&format!("{}.csv", entry.name)), folder.path("back.json"));
+        let size = ["-p", "1", "-m", "4"];
+        let to_lowered = ["schedule", "convert", entry.name, "--to", "lowered", "-o", &lowered];
+        assert_eq!(out(&[&to_lowered[..], &size].concat()).1, 0, "{}", entry.name);
+        let (accepted, code) = out(&["schedule", "check", &lowered]);
+        assert_eq!((code, accepted.contains("accepted (lowered program")), (0, true), "{}: {accepted}", entry.name);
+        assert_eq!(out(&["schedule", "convert", &lowered, "-o", &back]).1, 0, "{}", entry.name);
+        let (text, code) = out(&[&["schedule", "diff", entry.name, &back][..], &size].concat());
+        assert_eq!(code, 0, "{text}");
+        seen += 1;
+    }
+    assert!(seen >= 10, "{seen}");
+    let sharded = folder.file("sharded.csv", "0UNSHARD,0F0,0B0,0RESHARD\n");
+    assert_eq!(out(&["schedule", "check", &sharded]).1, 0);
+}
+
+#[test]
 fn diff_tells_what_changes() {
     let (text, code) = out(&["schedule", "diff", "one_f_one_b", "zb_h1", "-p", "4", "-m", "8"]);
     assert_eq!(code, 1);

@@ -81,6 +81,7 @@ codes! {
     MessageDoubled = 404, Communication, "a message is sent or received twice";
     MessageEarly = 405, Communication, "a message is sent before it exists, or awaited after it is used";
     MessageUnknown = 406, Communication, "a message has no edge, or stands on a rank that is not its end";
+    ShardMisplaced = 407, Communication, "a stage computes outside its UNSHARD and RESHARD";
 
     SlotsExceeded = 501, Resource, "more live microbatches than `slots:` allows";
     TapesExceeded = 502, Resource, "more live tapes than `tapes:` allows";

@@ -11,9 +11,10 @@
 mod cell;
 mod csv;
 mod plan;
+mod shards;
 
 pub use csv::{read_csv, write_csv};
-pub use plan::{RawPlan, read_plan, write_plan};
+pub use plan::{RawPlan, is_lowered, read_plan, write_plan};
 
 #[cfg(test)]
 mod tests;

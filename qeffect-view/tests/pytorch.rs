@@ -179,8 +179,21 @@ fn what_pytorch_accepts_although_it_is_wrong() {
         ("a receive that is missing", "0RECV_B1,", "", Code::MessageMissing),
         ("a send that is missing", ",1SEND_B1", "", Code::MessageMissing),
         ("a doubled send", "0SEND_F0,", "0SEND_F0,0SEND_F0,", Code::MessageDoubled),
+        ("a doubled receive", "1RECV_F0,", "1RECV_F0,1RECV_F0,", Code::MessageDoubled),
         ("a send before its producer", "0F0,0SEND_F0", "0SEND_F0,0F0", Code::MessageEarly),
         ("an idle cell", "0F1,", "0F1,,", Code::Syntax),
+    ];
+    // With the words of sharding and reduction that PyTorch's own lowering adds.
+    let whole = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0I0,0WAIT_SEND_F0,0W0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\n\
+                 1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1RESHARD,1WAIT_SEND_B0";
+    let of_whole: &[(&str, &str, &str, Code)] = &[
+        ("a stage that is never unsharded", "1UNSHARD,", "", Code::ShardMisplaced),
+        ("a forward before its UNSHARD", "0UNSHARD,0F0", "0F0,0UNSHARD", Code::ShardMisplaced),
+        ("a weight gradient after its RESHARD", "0W0,", "0RESHARD,0W0,", Code::ShardMisplaced),
+        ("UNSHARD twice", "1UNSHARD,", "1UNSHARD,1UNSHARD,", Code::ShardMisplaced),
+        ("a REDUCE_GRAD that is missing", "1REDUCE_GRAD,", "", Code::ReduceMisplaced),
+        ("a REDUCE_GRAD before the last gradient", "0W0,0REDUCE_GRAD", "0REDUCE_GRAD,0W0", Code::ReduceMisplaced),
+        ("a doubled REDUCE_GRAD", "0REDUCE_GRAD,", "0REDUCE_GRAD,0REDUCE_GRAD,", Code::ReduceMisplaced),
     ];
     let judge = |text: &str| {
         let (raw, map) = read_plan("t", "t.csv", text);
@@ -192,10 +205,12 @@ fn what_pytorch_accepts_although_it_is_wrong() {
         });
         report.map_err(|report| (report.codes(), plain(&report, &map)))
     };
-    judge(good).expect("the plan before it is spoilt");
-    for (what, from, to, code) in lowered {
-        assert!(good.contains(from), "{what}");
-        let (codes, drawn) = judge(&good.replacen(from, to, 1)).expect_err(what);
-        assert!(codes.contains(code), "{what}: {drawn}");
+    for (good, spoilt) in [(good, lowered), (whole, of_whole)] {
+        judge(good).expect("the plan before it is spoilt");
+        for (what, from, to, code) in spoilt {
+            assert!(good.contains(from), "{what}");
+            let (codes, drawn) = judge(&good.replacen(from, to, 1)).expect_err(what);
+            assert!(codes.contains(code), "{what}: {drawn}");
+        }
     }
 }

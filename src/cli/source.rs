@@ -121,8 +121,7 @@ pub enum Form {
 impl Form {
     /// Told from the name, else from the contents.
     fn of(name: &str, text: &str) -> Form {
-        let lowered = ["SEND_", "RECV_"].iter().any(|word| text.contains(word));
-        let csv = if lowered { Form::Lowered } else { Form::Csv };
+        let csv = if text::is_lowered(text) { Form::Lowered } else { Form::Csv };
         match Path::new(name).extension().and_then(|e| e.to_str()) {
             Some("csv") => csv,
             Some("json") => Form::Json,

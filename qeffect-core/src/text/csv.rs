@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 
 use super::cell::{Cell, Field, cell, container, fault, rows};
+use super::plan::is_lowered_word;
 use crate::action::{Item, Kind};
 use crate::code::Code;
 use crate::diag::{Diagnostic, Place, Report};
@@ -18,8 +19,11 @@ const COMPUTE: &[&str] = &["F", "I", "W", "B", "R"];
 /// What PyTorch's schedules of one stage per rank say of a whole stage. Waiting for the reduction is
 /// read over: nothing runs between it and the end of the step.
 const OF_STAGE: &[&str] = &["REDUCE_GRAD", "WAIT_REDUCE_GRAD"];
-/// What belongs to lowered programs.
-const LOWERED: &[&str] = &["SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_F", "WAIT_B", "UNSHARD", "RESHARD", "REFRESH"];
+
+/// Whether a type may stand in a compute-only file.
+pub(super) fn is_compute_only(word: &str) -> bool {
+    COMPUTE.contains(&word) || OF_STAGE.contains(&word)
+}
 
 /// The kind that a compute type names.
 pub(super) fn kind(word: &str) -> Option<Kind> {
@@ -86,6 +90,10 @@ impl Reader {
 
     /// `(0F1;1B0)OVERLAP_F_B`: parts that may run at once.
     fn overlap(&mut self, parts: &[&str], name: &str, origin: Origin) {
+        if is_lowered_word(name) {
+            self.faults.push(fault(origin, lowered(name)));
+            return;
+        }
         if name != "OVERLAP_F_B" || parts.len() < 2 {
             let message = format!("`({})` needs two actions or more and the name `OVERLAP_F_B`", parts.join(";"));
             let help = "write `(0F1;1B0)OVERLAP_F_B`";
@@ -120,13 +128,13 @@ impl Reader {
 }
 
 fn compute(text: &str) -> Result<Cell<'_>, (Code, String, Option<String>)> {
-    cell(text, COMPUTE, OF_STAGE).map_err(|why| match cell(text, LOWERED, &[]).or_else(|_| cell(text, &[], LOWERED)) {
-        Ok(Cell { word, .. }) => {
-            let message = format!("`{word}` belongs to a lowered program, not to a compute-only one");
-            (Code::Syntax, message, Some("remove it, or read the file as a plan".to_owned()))
-        }
-        Err(_) => why,
-    })
+    cell(text, COMPUTE, OF_STAGE).map_err(|why| if is_lowered_word(text) { lowered(text) } else { why })
+}
+
+fn lowered(word: &str) -> (Code, String, Option<String>) {
+    let word = word.trim_matches(|c: char| c.is_ascii_digit());
+    let message = format!("`{word}` belongs to a lowered program, not to a compute-only one");
+    (Code::Syntax, message, Some("remove it, or read the file as a lowered program with `read_plan`".to_owned()))
 }
 
 /// Numbers that the file cannot fill: there is an F for each of M microbatches of each stage.
@@ -177,6 +185,9 @@ pub(super) fn assemble(
             }
         }
     }
+    if faults.is_empty() {
+        faults = unreduced(&items, stages);
+    }
     if !faults.is_empty() {
         return Err(faults);
     }
@@ -198,6 +209,36 @@ pub(super) fn assemble(
         bytes: None,
         origins: HeaderOrigins::NONE,
     })
+}
+
+/// A file that reduces the gradients of some stage does so for every stage: on a rank that has no such
+/// word the reduction would be inserted, and nobody would see that the file forgot it.
+fn unreduced(items: &[Item], stages: u32) -> Vec<Diagnostic> {
+    let mut last: Vec<Option<Origin>> = vec![None; stages as usize];
+    let mut reduced = vec![false; stages as usize];
+    let mut some = None;
+    for item in items {
+        // A word of a stage that runs nothing is the checker's to refuse.
+        if item.stage.index() >= stages as usize {
+            continue;
+        }
+        if item.kind == Kind::Reduce {
+            reduced[item.stage.index()] = true;
+            some.get_or_insert(*item);
+        } else if is_gradient_of(item, item.stage) {
+            last[item.stage.index()] = Some(item.origin);
+        }
+    }
+    let Some(some) = some else { return Vec::new() };
+    let missing = last.iter().zip(&reduced).enumerate().filter(|(_, (_, reduced))| !**reduced);
+    let fault = |stage: usize, last: Origin| {
+        let message = format!("stage {stage} has no `{stage}REDUCE_GRAD`, though stage {} has one", some.stage);
+        Diagnostic::new(Code::ReduceMisplaced, last, message)
+            .role("its last gradient")
+            .label(some.origin, "the file writes reductions")
+            .help(format!("write `{stage}REDUCE_GRAD` behind it, or no `REDUCE_GRAD` at all"))
+    };
+    missing.filter_map(|(stage, (last, _))| last.map(|last| fault(stage, last))).collect()
 }
 
 /// Writes a compute-only CSV as PyTorch does: no header, CRLF.

@@ -4,14 +4,16 @@
 //! Cells are those of PyTorch's lowered format, and these of our own: `1WAIT_F0` and `0WAIT_B0`
 //! (the compute stream waits; left out right before the consumer, or the overlap in which it stands), `0REFRESH`, `0R1`, `0JOIN1` (a
 //! further member of the weight gradient before it), and without a stage `AGREE`, `COMMIT`, `OVERLAP`,
-//! `BRANCH`, `OVERLAP_END`. `(0SEND_F1;0RECV_B0)GROUP` is sends and receives that go on together. `0UNSHARD`, `0RESHARD`, `0WAIT_REDUCE_GRAD` and `0WAIT_SEND_F1`
-//! are read over: they mean nothing here.
+//! `BRANCH`, `OVERLAP_END`. `(0SEND_F1;0RECV_B0)GROUP` is sends and receives that go on together.
+//! `0WAIT_REDUCE_GRAD` and `0WAIT_SEND_F1` are read over: they mean nothing here. `0UNSHARD` and
+//! `0RESHARD` leave no node either, but are judged ([`shards`](super::shards)).
 
 use std::collections::HashSet;
 use std::fmt::Write;
 
 use super::cell::{Cell, Field, cell, container, fault, rows};
-use super::csv::assemble;
+use super::csv::{assemble, is_compute_only};
+use super::shards;
 use crate::action::{Item, Kind};
 use crate::code::Code;
 use crate::diag::{Diagnostic, Report};
@@ -38,7 +40,7 @@ const WITH_MICROBATCH: &[(&str, Op)] = &[
 ];
 /// Types of a whole stage.
 const OF_STAGE: &[(&str, Op)] = &[("REFRESH", Op::Refresh), ("REDUCE_GRAD", Op::Reduce)];
-/// Types that are read over, of a whole stage and with a microbatch: sharding is not ours, and a
+/// Types that leave no node, of a whole stage and with a microbatch: sharding is not ours, and a
 /// sender never waits for what it has sent.
 const IGNORED: &[&str] = &["UNSHARD", "RESHARD", "WAIT_REDUCE_GRAD"];
 const IGNORED_WITH_MICROBATCH: &[&str] = &["WAIT_SEND_F", "WAIT_SEND_B"];
@@ -52,6 +54,27 @@ const OF_RANK: &[(&str, Op)] = &[
     ("GROUP", Op::GroupBegin),
     ("GROUP_END", Op::GroupEnd),
 ];
+
+/// Whether a text has a cell that only lowered programs have, wherever it stands. Compute-only files
+/// have none: a program that is neither cut nor sharded is told by its bookkeeping.
+pub fn is_lowered(text: &str) -> bool {
+    text.split(['\n', ',', ';', '(', ')']).any(|cell| is_lowered_word(cell.trim()))
+}
+
+/// Whether a cell, whole or not, names a type that only lowered programs have.
+pub(super) fn is_lowered_word(cell: &str) -> bool {
+    let word = cell.trim_matches(|c: char| c.is_ascii_digit());
+    let known = WITH_MICROBATCH.iter().chain(OF_STAGE).chain(OF_RANK).map(|(word, _)| word);
+    !is_compute_only(word) && known.chain(IGNORED).chain(IGNORED_WITH_MICROBATCH).any(|known| *known == word)
+}
+
+/// Reads `0F1` or `0UNSHARD`: stage, type and microbatch of a lowered program.
+pub(super) fn lowered_cell(text: &str) -> Result<Cell<'_>, (Code, String, Option<String>)> {
+    let with: Vec<&str> =
+        WITH_MICROBATCH.iter().map(|(word, _)| word).chain(IGNORED_WITH_MICROBATCH).copied().collect();
+    let alone: Vec<&str> = OF_STAGE.iter().map(|(word, _)| word).chain(IGNORED).copied().collect();
+    cell(text, &with, &alone)
+}
 
 fn word(op: Op) -> &'static str {
     let mut all = WITH_MICROBATCH.iter().chain(OF_STAGE).chain(OF_RANK);
@@ -89,7 +112,8 @@ pub struct RawPlan {
 ///
 /// # Errors
 ///
-/// Cells that are none. Whether the communication is right is for
+/// Cells that are none; a stage that computes outside its `UNSHARD` and `RESHARD`, or has no
+/// `REDUCE_GRAD`, in a file that has such words at all. Whether the communication is right is for
 /// [`check::messages`](crate::check::messages).
 pub fn read_plan(name: &str, file: &str, text: &str) -> (Result<RawPlan, Report>, SourceMap) {
     let mut map = SourceMap::new(file, text);
@@ -100,6 +124,10 @@ pub fn read_plan(name: &str, file: &str, text: &str) -> (Result<RawPlan, Report>
             return Err(faults);
         }
         let schedule = schedule(name, &nodes)?;
+        let faults = shards::check(&rows);
+        if !faults.is_empty() {
+            return Err(faults);
+        }
         Ok(RawPlan { nodes: nodes.into_iter().map(with_waits).collect(), schedule })
     });
     (result.map_err(Report::from_faults), map)
@@ -156,10 +184,7 @@ fn node(text: &str, origin: Origin, faults: &mut Vec<Diagnostic>) -> Option<Node
     if let Some((_, op)) = OF_RANK.iter().find(|(word, _)| *word == text) {
         return Some(Node::new(*op, 0, 0, NONE, origin.0));
     }
-    let with = WITH_MICROBATCH.iter().map(|(word, _)| *word).chain(IGNORED_WITH_MICROBATCH.iter().copied());
-    let with: Vec<&str> = with.collect();
-    let alone: Vec<&str> = OF_STAGE.iter().map(|(word, _)| *word).chain(IGNORED.iter().copied()).collect();
-    match cell(text, &with, &alone) {
+    match lowered_cell(text) {
         Ok(Cell { stage, word, microbatch }) => {
             let (_, op) = WITH_MICROBATCH.iter().chain(OF_STAGE).find(|(known, _)| *known == word)?;
             Some(Node::new(*op, stage, microbatch.unwrap_or(0), NONE, origin.0))

@@ -1,6 +1,6 @@
 //! Text forms: the strict grammar, and round trips.
 
-use super::{read_csv, read_plan, write_csv, write_plan};
+use super::{is_lowered, read_csv, read_plan, write_csv, write_plan};
 use crate::check::{Options, check, messages};
 use crate::code::Code::{self, *};
 use crate::diag::Diagnostic;
@@ -66,8 +66,10 @@ fn what_is_no_action_is_refused_with_line_and_column() {
         ("\"0F0\"", Syntax, "names no stage", ""),
         ("()OVERLAP_F_B", Syntax, "needs two actions", "(0F1;1B0)OVERLAP_F_B"),
         ("(0F0;0B0)F", Syntax, "the name `OVERLAP_F_B`", ""),
-        ("0SEND_F0", Syntax, "belongs to a lowered program", "read the file as a plan"),
+        ("0SEND_F0", Syntax, "belongs to a lowered program", "with `read_plan`"),
         ("0UNSHARD", Syntax, "belongs to a lowered program", ""),
+        ("COMMIT", Syntax, "`COMMIT` belongs to a lowered program", ""),
+        ("(0SEND_F0;0RECV_B0)GROUP", Syntax, "`GROUP` belongs to a lowered program", ""),
         ("0REDUCE_GRAD0", Syntax, "`REDUCE_GRAD` has no microbatch", ""),
         ("0F4294967296", OutOfRange, "microbatch 4294967296 does not exist", ""),
         ("0F900", OutOfRange, "F(0, 900) cannot be", ""),
@@ -178,4 +180,74 @@ fn reductions_as_newer_exports_have_them() {
     assert_eq!(write_csv(&checked.schedule).expect("writable"), "0F0,0B0\r\n1F0,1B0\r\n");
     let early = check(csv("0F0,0F1,0B0,0REDUCE_GRAD,0B1"), &Options::AT_START).expect_err("a gradient follows");
     assert_eq!(early.codes(), [ReduceMisplaced]);
+}
+
+#[test]
+fn a_lowered_text_is_told_by_any_word_of_its_own() {
+    for cell in [
+        "0UNSHARD",
+        "0RESHARD",
+        "0REFRESH",
+        "1WAIT_F0",
+        "1WAIT_B0",
+        "0SEND_F0",
+        "0RECV_B12",
+        "0WAIT_SEND_F0",
+        "0JOIN1",
+        "AGREE",
+        "COMMIT",
+        "OVERLAP",
+        "(0SEND_F1;0RECV_B0)GROUP",
+        " 0UNSHARD ",
+    ] {
+        assert!(is_lowered(&format!("0F0,{cell},0B0\r\n")), "{cell}");
+        assert!(is_lowered(&format!("0F0\r\n{cell}")), "{cell}");
+    }
+    for text in ["", ZB_H1, "0F0,(0F1;0B0)OVERLAP_F_B,0R1,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n", "0F0,0FOO,0SENDING0"] {
+        assert!(!is_lowered(text), "{text:?}");
+    }
+}
+
+#[test]
+fn sharding_encloses_what_a_stage_computes() {
+    let read = |text: &str| {
+        let (raw, map) = read_plan("t", "t.csv", text);
+        raw.map(drop).map_err(|report| (report.codes(), map.locate(report).to_string()))
+    };
+    for good in [
+        "0UNSHARD,0F0,0B0,0RESHARD",
+        "0UNSHARD,0F0,0B0",
+        "0UNSHARD,0F0,0RESHARD,0UNSHARD,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD",
+        "0F0,0B0,0REFRESH",
+        "0UNSHARD,1UNSHARD,0F0,1F0,0F1,(1F1;1I0)OVERLAP_F_B,1RESHARD,0B0,0RESHARD",
+    ] {
+        assert_eq!(read(good), Ok(()), "{good}");
+    }
+    let cases: &[(&str, &str, &str)] = &[
+        ("0F0,0UNSHARD,0B0", "`0F0` runs before stage 0 is unsharded", "t.csv:1:1"),
+        ("0UNSHARD,0F0,0B0\n1F0,1B0", "`1F0` runs before stage 1 is unsharded", "t.csv:2:1"),
+        ("0UNSHARD,0F0,0I0,0RESHARD,0W0", "`0W0` runs after stage 0 is resharded", "t.csv:1:27"),
+        ("0UNSHARD,0F0,(0F1;0B0)OVERLAP_F_B,1F0", "`1F0` runs before stage 1", "t.csv:1:35"),
+        ("0UNSHARD,0F0,1UNSHARD,0RESHARD,(1F0;0B0)OVERLAP_F_B", "`0B0` runs after stage 0", "t.csv:1:32"),
+        ("0UNSHARD,0UNSHARD,0F0", "`0UNSHARD` stands where stage 0 is unsharded", "t.csv:1:10"),
+        ("0UNSHARD,0F0,0RESHARD,0RESHARD", "`0RESHARD` stands where stage 0 is sharded", "t.csv:1:23"),
+        ("0RESHARD,0UNSHARD,0F0", "`0RESHARD` stands where stage 0 is sharded", "t.csv:1:1"),
+    ];
+    for (bad, message, place) in cases {
+        let (codes, text) = read(bad).expect_err(bad);
+        assert_eq!(codes, [ShardMisplaced], "{bad}: {text}");
+        assert!(text.contains(message) && text.contains(place), "{bad}: {text}");
+    }
+}
+
+#[test]
+fn a_file_that_reduces_some_stage_reduces_all() {
+    let text = "0F0,0B0,0REDUCE_GRAD\n1F0,1I0,1W0\n";
+    for report in [read_csv("t", "t.csv", text).0.map(drop), read_plan("t", "t.csv", text).0.map(drop)] {
+        let report = report.expect_err("stage 1 has no reduction");
+        assert_eq!(report.codes(), [ReduceMisplaced]);
+        assert!(report.to_string().contains("stage 1 has no `1REDUCE_GRAD`"), "{report}");
+    }
+    // Stages that have no gradients have none to reduce.
+    assert!(read_csv("t", "t.csv", "0F0,0F1\n1F0,1F1\n").0.is_ok());
 }
