@@ -175,7 +175,29 @@ fn conversions_go_round() {
     );
     let (accepted, code) = with_input(&["schedule", "check", "-"], &text);
     assert_eq!((code, accepted.contains("-: accepted (compute-only CSV")), (0, true), "{accepted}");
-    assert!(fails(&["schedule", "convert", &csv], 2).contains("--to csv"));
+    let asked = fails(&["schedule", "convert", &csv], 2);
+    assert!(asked.contains("--to pytorch, pytorch-comms, lowered or json"), "{asked}");
+    // `csv` is another word for `pytorch`.
+    assert_eq!(out(&["schedule", "convert", "zb_h1", "-p", "4", "-m", "8", "--to", "csv"]), (text, 0));
+}
+
+#[test]
+fn programs_for_pytorch_read_back() {
+    let folder = Folder::new("pytorch");
+    let file = folder.path("dual.csv");
+    let size = ["-p", "2", "-m", "4"];
+    let convert = ["schedule", "convert", "dualpipe_v", "--to", "pytorch-comms", "-o", &file];
+    assert_eq!(out(&[&convert[..], &size].concat()).1, 0);
+    let text = std::fs::read_to_string(&file).expect("written");
+    assert!(text.starts_with("0UNSHARD,") && text.contains("OVERLAP_F_B") && !text.contains("REFRESH"), "{text}");
+    let (text, code) = out(&[&["schedule", "diff", "dualpipe_v", &file][..], &size].concat());
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("every rank runs the same actions in the same order"), "{text}");
+    for transport in ["edge", "rendezvous"] {
+        assert_eq!(out(&["schedule", "check", &file, "--transport", transport]).1, 0, "{transport}");
+    }
+    let refused = fails(&["schedule", "convert", "eval", "--to", "pytorch-comms"], 1);
+    assert!(refused.contains("QE0701") && refused.contains("without backward"), "{refused}");
 }
 
 #[test]

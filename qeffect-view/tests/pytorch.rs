@@ -9,9 +9,9 @@ use qeffect_core::diag::Report;
 use qeffect_core::ids::Rank;
 use qeffect_core::plan::Checked;
 use qeffect_core::schedule::Costs;
-use qeffect_core::schedule::Schedule;
+use qeffect_core::schedule::{Schedule, Transport};
 use qeffect_core::sim::CostModel;
-use qeffect_core::text::{read_csv, read_plan, write_csv, write_plan};
+use qeffect_core::text::{read_csv, read_plan, write_comms, write_csv, write_plan};
 use qeffect_view::Scene;
 use qeffect_view::report::plain;
 
@@ -120,6 +120,63 @@ fn exports_equal_ours_where_both_exist() {
         let (theirs, ours) = (accepted(name).schedule, ours().expect("the library is right").schedule);
         assert_eq!(theirs.placement, ours.placement, "{name}");
         assert_eq!(actions(&theirs), actions(&ours), "{name}");
+    }
+}
+
+/// Sizes at which every training schedule of the library is written for PyTorch.
+const SIZES: &[(i64, i64)] = &[(1, 3), (2, 4), (3, 7), (4, 8), (5, 12)];
+
+#[test]
+fn the_library_goes_to_pytorch_and_back() {
+    let mut seen = 0;
+    for entry in qeffect_schedules::library().iter().chain(qeffect_schedules::further()).filter(|entry| !entry.eval) {
+        for (ranks, microbatches) in SIZES.iter().copied() {
+            // Not every schedule has every size.
+            let Ok(checked) = entry.checked(ranks, microbatches) else { continue };
+            let what = format!("{} {ranks} {microbatches}", entry.name);
+            let text = write_comms(&checked).unwrap_or_else(|report| panic!("{what}: {report}"));
+            let (raw, map) = read_plan(entry.name, "ours.csv", &text);
+            let raw = raw.unwrap_or_else(|report| panic!("{what}: {}", plain(&report, &map)));
+            // Its sends and receives meet in order, and also run where sends hold nobody up.
+            for transport in [Transport::Rendezvous, Transport::Edge] {
+                let faults = messages::check_on(&raw.nodes, &raw.schedule.placement, transport);
+                assert!(faults.is_empty(), "{what}: {}", plain(&Report::from_faults(faults), &map));
+            }
+            assert_eq!(raw.schedule.placement, checked.schedule.placement, "{what}");
+            let back =
+                check(raw.schedule, &Options::AT_START).unwrap_or_else(|r| panic!("{what}: {}", plain(&r, &map)));
+            assert_eq!(actions(&back.schedule), actions(&checked.schedule), "{what}");
+            assert_eq!(back.plan.nodes.len(), checked.plan.nodes.len(), "{what}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 40, "{seen}");
+}
+
+/// What we write for PyTorch, kept as files: `scripts/pytorch_schedules.py` loads each of them with PyTorch itself.
+/// `BLESS=1` writes them.
+#[test]
+fn what_pytorch_was_shown_to_load_is_what_we_write() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/pytorch_comms");
+    for (name, ranks, microbatches) in [
+        ("gpipe", 2, 4),
+        ("one_f_one_b", 4, 8),
+        ("interleaved_1f1b", 2, 4),
+        ("zb_h1", 4, 8),
+        ("zb_v", 2, 4),
+        ("v_half", 4, 8),
+        ("dualpipe_v", 2, 4),
+        ("kimi_k2", 2, 4),
+    ] {
+        let entry = qeffect_schedules::by_name(name).expect("a name of the library");
+        let checked = entry.checked(ranks, microbatches).expect("the library is right");
+        let text = write_comms(&checked).expect("PyTorch has words for it");
+        let path = folder.join(format!("{name}_P{ranks}_M{microbatches}.csv"));
+        if std::env::var_os("BLESS").is_some() {
+            std::fs::create_dir_all(&folder).expect("writable");
+            std::fs::write(&path, &text).expect("writable");
+        }
+        assert_eq!(std::fs::read_to_string(&path).expect("the golden file is there"), text, "{name}");
     }
 }
 

@@ -76,7 +76,7 @@ pub(super) fn lowered_cell(text: &str) -> Result<Cell<'_>, (Code, String, Option
     cell(text, &with, &alone)
 }
 
-fn word(op: Op) -> &'static str {
+pub(super) fn word(op: Op) -> &'static str {
     let mut all = WITH_MICROBATCH.iter().chain(OF_STAGE).chain(OF_RANK);
     all.find(|(_, known)| *known == op).map_or("?", |(word, _)| word)
 }
@@ -276,7 +276,7 @@ fn schedule(name: &str, nodes: &[Vec<Node>]) -> Result<Schedule, Vec<Diagnostic>
     assemble(name, nodes.len() as u32, items, starts)
 }
 
-/// Writes a plan; [`read_plan`] gives its nodes back, but for slots and edges.
+/// Writes a plan with the words of our own; [`read_plan`] gives its nodes back, but for slots and edges.
 pub fn write_plan(plan: &Plan) -> String {
     let mut out = String::new();
     for rank in 0..plan.starts.len().saturating_sub(1) {

@@ -1,13 +1,13 @@
 //! Text forms: the strict grammar, and round trips.
 
-use super::{is_lowered, read_csv, read_plan, write_csv, write_plan};
+use super::{is_lowered, read_csv, read_plan, write_comms, write_csv, write_plan};
 use crate::check::{Options, check, messages};
 use crate::code::Code::{self, *};
 use crate::diag::Diagnostic;
 use crate::ids::{Microbatch, Rank, Stage};
 use crate::lang::{interpret, read};
 use crate::plan::{NONE, Node, Op};
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, Transport};
 
 const ZB_H1: &str = "0F0,0F1,0I0,0W0,0I1,0W1\r\n1F0,1I0,1F1,1I1,1W0,1W1\r\n";
 
@@ -250,4 +250,48 @@ fn a_file_that_reduces_some_stage_reduces_all() {
     }
     // Stages that have no gradients have none to reduce.
     assert!(read_csv("t", "t.csv", "0F0,0F1\n1F0,1F1\n").0.is_ok());
+}
+
+#[test]
+fn what_pytorch_loads_has_its_words_and_none_of_ours() {
+    let checked = check(csv(ZB_H1), &Options::AT_START).unwrap();
+    let text = "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0I0,0WAIT_SEND_F0,0W0,0RECV_B1,0I1,0WAIT_SEND_F1,0W1,\
+                0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\r\n\
+                1RECV_F0,1RECV_F1,1UNSHARD,1F0,1I0,1SEND_B0,1F1,1I1,1SEND_B1,1W0,1W1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,\
+                1RESHARD,1WAIT_SEND_B0,1WAIT_SEND_B1\r\n";
+    assert_eq!(write_comms(&checked).unwrap(), text);
+    // Two stages per rank, an overlap around the last action of one of them.
+    let text = "0F0,0F1,3F0,3B0,3F1,0F2,(3F2;0B0)OVERLAP_F_B,3B1,3B2,0B1,0B2\n1F0,2F0,1F1,2F1,2B0,1B0,1F2,2F2,2B1,2B2,1B1,1B2\n";
+    let checked = check(csv(text), &Options::AT_START).unwrap();
+    let written = write_comms(&checked).unwrap();
+    assert!(written.contains(",(3F2;0B0)OVERLAP_F_B,0WAIT_SEND_F0,"), "{written}");
+    let (raw, map) = read_plan("t", "t.csv", &written);
+    let raw = raw.unwrap_or_else(|report| panic!("{}", map.locate(report)));
+    assert_eq!(messages::check_on(&raw.nodes, &raw.schedule.placement, Transport::Rendezvous), [], "{written}");
+    let back = check(raw.schedule, &Options::AT_START).unwrap();
+    assert_eq!(write_plan(&back.plan), write_plan(&checked.plan));
+}
+
+#[test]
+fn what_pytorch_cannot_say_is_refused_with_the_reason() {
+    let written = |header: &str, body: &str| {
+        let text = format!("t; {header} ranks: 1; stages: 1; microbatches: 2; place: |s| s; rank |r| {{ {body} }}");
+        let schedule = interpret(&read("t", &text).0.unwrap(), &[]).unwrap();
+        write_comms(&check(schedule, &Options::AT_START).unwrap())
+    };
+    let cases = [
+        ("", "F(0, 0); R(0, 0); B(0, 0); F(0, 1); B(0, 1);", "no recomputation"),
+        ("", "F(0, 0); F(0, 1); I(0, 0); I(0, 1); W(0, [0, 1]);", "no coalesced weight gradient"),
+        ("", "F(0, 0); overlap { { B(0, 0); } { F(0, 1); } } B(0, 1);", "one forward, then one `I` or `B`"),
+        ("", "F(0, 0); I(0, 0); overlap { { F(0, 1); } { W(0, 0); } } B(0, 1);", "one forward, then one `I` or `B`"),
+        ("", "F(0, 0); overlap { { F(0, 1); } { I(0, 0); W(0, 0); } } B(0, 1);", "one forward, then one `I` or `B`"),
+        ("eval;", "F(0, 0); F(0, 1);", "without backward"),
+    ];
+    for (header, body, why) in cases {
+        let report = written(header, body).expect_err(body);
+        assert!(report.codes() == [Syntax] && report.to_string().contains(why), "{body}: {report}");
+    }
+    // Bookkeeping that is written is no part of the format: it is left out, a reduction keeps its place.
+    let explicit = written("", "refresh(0); F(0, 0); B(0, 0); F(0, 1); B(0, 1); reduce(0); commit;").unwrap();
+    assert_eq!(explicit, "0UNSHARD,0F0,0B0,0F1,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\r\n");
 }
