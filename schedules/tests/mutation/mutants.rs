@@ -55,6 +55,41 @@ pub fn all(base: &Schedule) -> Vec<(String, Schedule)> {
     mutants
 }
 
+/// Two ranks with two or three microbatches: small enough for every change there is.
+pub fn is_small(base: &Schedule) -> bool {
+    base.ranks == 2 && base.microbatches <= 3
+}
+
+/// [`everything`] of small schedules, [`all`] of others.
+pub fn of(base: &Schedule) -> Vec<(String, Schedule)> {
+    if is_small(base) { everything(base) } else { all(base) }
+}
+
+/// Every drop, every duplicate at every place of its program, every swap within one, and those of [`all`] between two.
+pub fn everything(base: &Schedule) -> Vec<(String, Schedule)> {
+    let mut mutants = all(base);
+    let programs: Vec<Vec<Item>> = (0..base.ranks).map(|rank| base.rank(Rank(rank)).to_vec()).collect();
+    for (rank, program) in programs.iter().enumerate() {
+        let actions: Vec<usize> = (0..program.len()).filter(|at| !marker(&program[*at])).collect();
+        for (n, at) in actions.iter().copied().enumerate() {
+            // Right after itself is right before itself, and nothing stands between an overlap and its first branch.
+            let known = |to: usize| to == at || to == at + 1 || to == program.len();
+            let places = |to: &usize| !known(*to) && (*to == 0 || program[*to - 1].kind != Kind::OverlapBegin);
+            for to in (0..program.len()).filter(places) {
+                let mut changed = programs.clone();
+                changed[rank].insert(to, program[at]);
+                mutants.push((format!("{} once more at {to}", program[at]), with(base, changed)));
+            }
+            for other in actions[n + 1..].iter().skip(1) {
+                let mut changed = programs.clone();
+                changed[rank].swap(at, *other);
+                mutants.push((format!("{} and {} swapped", program[at], program[*other]), with(base, changed)));
+            }
+        }
+    }
+    mutants
+}
+
 /// Small programs that write refresh, reduce and commit themselves.
 pub fn with_versions() -> Vec<Schedule> {
     let bodies = [

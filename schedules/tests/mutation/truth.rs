@@ -7,6 +7,8 @@ use qeffect_core::code::Code;
 use qeffect_core::ids::Rank;
 use qeffect_core::schedule::{Schedule, Transport};
 
+use crate::versions;
+
 /// The verdict.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Truth {
@@ -31,6 +33,10 @@ pub fn of(schedule: &Schedule) -> Truth {
     let codes = overlaps(&programs);
     if !codes.is_empty() {
         return Truth::OneOf(codes);
+    }
+    let codes: BTreeSet<Code> = programs.iter().flat_map(|program| versions::codes(program)).collect();
+    if !codes.is_empty() {
+        return Truth::Exactly(codes);
     }
     let has_overlaps = programs.iter().any(|program| program.iter().any(|item| item.kind == Kind::OverlapBegin));
     let units: Vec<Vec<Vec<Item>>> = programs.iter().map(|program| units(program)).collect();
@@ -66,17 +72,27 @@ fn coverage(schedule: &Schedule, programs: &[&[Item]]) -> BTreeSet<Code> {
 }
 
 /// What a stage does with one microbatch, in order and without R, and what that is called. A single change of
-/// `FIW` or `FB` that keeps F gives no other word.
+/// `FIW` or `FB` that keeps one F gives no other word.
 fn word(letters: &str) -> &'static [Code] {
+    use Code::{
+        TapeBeforeForward, TapeConsumedTwice, TapeNeverConsumed, WorkBeforeInputGrad, WorkConsumedTwice,
+        WorkNeverConsumed,
+    };
     match letters {
         "FIW" | "FB" => &[],
-        "F" => &[Code::TapeNeverConsumed],
-        "FI" => &[Code::WorkNeverConsumed],
-        "FW" => &[Code::TapeNeverConsumed, Code::WorkBeforeInputGrad],
-        "FIIW" | "FIWI" | "FBB" => &[Code::TapeConsumedTwice],
-        "FIWW" => &[Code::WorkConsumedTwice],
-        "IFW" | "BF" => &[Code::TapeBeforeForward],
-        "FWI" => &[Code::WorkBeforeInputGrad],
+        // One is dropped.
+        "F" => &[TapeNeverConsumed],
+        "FI" => &[WorkNeverConsumed],
+        "FW" => &[TapeNeverConsumed, WorkBeforeInputGrad],
+        // One runs twice.
+        "FIIW" | "FIWI" | "FBB" => &[TapeConsumedTwice],
+        "IFIW" | "BFB" => &[TapeBeforeForward, TapeConsumedTwice],
+        "FIWW" => &[WorkConsumedTwice],
+        "WFIW" | "FWIW" => &[WorkBeforeInputGrad, WorkConsumedTwice],
+        // One or two stand elsewhere.
+        "IFW" | "IWF" | "BF" => &[TapeBeforeForward],
+        "FWI" | "WFI" => &[WorkBeforeInputGrad],
+        "WIF" => &[TapeBeforeForward, WorkBeforeInputGrad],
         other => panic!("no single change makes {other}"),
     }
 }
