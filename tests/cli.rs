@@ -95,6 +95,15 @@ fn simulate_gives_known_numbers() {
     let bytes: Vec<i64> =
         json(&args).0["ranks"].as_array().unwrap().iter().map(|r| r["peak_bytes"].as_i64().unwrap()).collect();
     assert_eq!(bytes, [400, 340, 280, 220]);
+    // Stages that differ: each rank has its own.
+    let args = ["--tape-bytes", "100,10,1000,100", "--work-bytes", "40,10,0,40"];
+    let args = [&["--json", "schedule", "simulate", "zb_h1", "-p", "4", "-m", "8"][..], &args].concat();
+    let bytes: Vec<i64> =
+        json(&args).0["ranks"].as_array().unwrap().iter().map(|r| r["peak_bytes"].as_i64().unwrap()).collect();
+    assert_eq!(bytes, [400, 40, 2000, 220]);
+    assert!(
+        fails(&["schedule", "simulate", "zb_h1", "--tape-bytes", "1,2", "--work-bytes", "1"], 2).contains("4 stages")
+    );
     let (text, _) = out(&["schedule", "simulate", "zb_h1", "--costs", "10,12,7"]);
     assert!(text.contains("makespan       277\n"), "{text}");
 }

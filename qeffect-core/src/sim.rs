@@ -368,10 +368,16 @@ pub fn live(schedule: &Schedule, index: &Index, rank: Rank, slot_of: &mut [u32])
 /// Largest memory of a rank, in the caller's units: `tape` from the start of F to the end of I, of
 /// which `work` lives on to the end of W. What F keeps for a recomputation is not counted.
 pub fn peak_memory(schedule: &Schedule, rank: Rank, tape: i64, work: i64) -> i64 {
+    peak_memory_by(schedule, rank, |_| [tape, work])
+}
+
+/// As [`peak_memory`], of stages that differ: `sizes` gives tape and work of each.
+pub fn peak_memory_by(schedule: &Schedule, rank: Rank, sizes: impl Fn(Stage) -> [i64; 2]) -> i64 {
     let (mut now, mut peak, mut later, mut overlapped) = (0i64, 0i64, 0i64, false);
     let recomputed = recomputed(schedule.rank(rank));
     for item in schedule.rank(rank) {
         let mut freed = 0;
+        let [tape, work] = if item.kind.is_compute() { sizes(item.stage) } else { [0, 0] };
         match item.kind {
             Kind::Forward if recomputed.contains(&(item.stage, item.microbatch)) => {}
             Kind::Forward | Kind::Recompute => {

@@ -4,9 +4,9 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use qeffect_core::ids::Rank;
+use qeffect_core::ids::{Rank, Stage};
 use qeffect_core::plan::Checked;
-use qeffect_core::sim::peak_memory;
+use qeffect_core::sim::peak_memory_by;
 use qeffect_view::Scene;
 use serde_json::json;
 
@@ -31,12 +31,12 @@ pub struct Simulate {
     parameters: Parameters,
     #[command(flatten)]
     costs: CostArgs,
-    /// Bytes that one stage keeps of one microbatch from F to I
-    #[arg(long, value_name = "BYTES", requires = "work_bytes")]
-    tape_bytes: Option<i64>,
+    /// Bytes that a stage keeps of one microbatch from F to I: one number for all, or one for each stage
+    #[arg(long, value_name = "BYTES,..", value_delimiter = ',', requires = "work_bytes")]
+    tape_bytes: Vec<i64>,
     /// The part of them that lives on to W
-    #[arg(long, value_name = "BYTES", requires = "tape_bytes")]
-    work_bytes: Option<i64>,
+    #[arg(long, value_name = "BYTES,..", value_delimiter = ',', requires = "tape_bytes")]
+    work_bytes: Vec<i64>,
 }
 
 impl Simulate {
@@ -63,12 +63,25 @@ impl Simulate {
     }
 
     fn bytes(&self, checked: &Checked) -> Result<Option<Vec<i64>>, Failure> {
-        let (Some(tape), Some(work)) = (self.tape_bytes, self.work_bytes) else { return Ok(None) };
         const MOST: i64 = 1 << 40;
-        if !(0..=MOST).contains(&tape) || !(0..=tape).contains(&work) {
+        if self.tape_bytes.is_empty() {
+            return Ok(None);
+        }
+        let schedule = &checked.schedule;
+        let count = schedule.stages as usize;
+        for (name, sizes) in [("--tape-bytes", &self.tape_bytes), ("--work-bytes", &self.work_bytes)] {
+            if sizes.len() != 1 && sizes.len() != count {
+                let found = sizes.len();
+                return Err(Failure::Usage(format!("{name} has {found} numbers, but the schedule has {count} stages")));
+            }
+        }
+        let of = |sizes: &[i64], stage: Stage| sizes.get(stage.index()).copied().unwrap_or(sizes[0]);
+        let sizes = |stage| [of(&self.tape_bytes, stage), of(&self.work_bytes, stage)];
+        let wrong = |[tape, work]: [i64; 2]| !(0..=MOST).contains(&tape) || !(0..=tape).contains(&work);
+        if (0..schedule.stages).any(|stage| wrong(sizes(Stage(stage)))) {
             return Err(Failure::Usage(format!("bytes must be 0 <= --work-bytes <= --tape-bytes <= {MOST}")));
         }
-        Ok(Some((0..checked.schedule.ranks).map(|r| peak_memory(&checked.schedule, Rank(r), tape, work)).collect()))
+        Ok(Some((0..schedule.ranks).map(|rank| peak_memory_by(schedule, Rank(rank), sizes)).collect()))
     }
 }
 
