@@ -434,6 +434,10 @@ fn a_run_from_a_file_takes_a_schedule_from_a_file_and_gives_the_same_numbers() {
 
 #[test]
 fn a_wrong_run_is_refused_where_it_is_wrong() {
+    for (key, name) in [("pipeline.ranks=0", "ranks"), ("pipeline.microbatches=0", "microbatches")] {
+        let error = fails(&["train", "--set", key], 2);
+        assert!(error.contains(name) && error.contains("at least 1"), "{error}");
+    }
     let folder = Folder::new("train-wrong");
     let config = folder.file("run.toml", "[model]\nlayer = 8\n");
     let said = fails(&["train", "--config", &config], 2);

@@ -57,8 +57,10 @@ pub struct Pipeline {
     /// A schedule of the library, or a file.
     pub schedule: String,
     /// Ranks of a schedule that has them as a parameter.
+    #[serde(deserialize_with = "at_least_one")]
     pub ranks: u32,
     /// Microbatches per step of a schedule that has them as a parameter.
+    #[serde(deserialize_with = "at_least_one")]
     pub microbatches: u32,
     /// How weight gradients reach the optimizer: `copied`, `direct`, `coalesced`, or `coalesced:4` for groups of four.
     #[serde(serialize_with = "as_text", deserialize_with = "from_text")]
@@ -226,6 +228,11 @@ impl Optimizer {
 
 fn as_text<S: Serializer>(value: &impl ToString, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&value.to_string())
+}
+
+fn at_least_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let found = u32::deserialize(deserializer)?;
+    if found == 0 { Err(serde::de::Error::custom("it is 0, and must be at least 1")) } else { Ok(found) }
 }
 
 fn from_text<'de, T, D>(deserializer: D) -> Result<T, D::Error>
