@@ -60,7 +60,7 @@ pub fn coalesce(mut schedule: Schedule) -> Schedule {
 
 impl Checked {
     /// The same schedule with the weight gradients of every `n` neighbouring microbatches as one, checked again. The
-    /// bounds that its author declared on live microbatches and works were meant for single ones: they become a note.
+    /// bounds that its author declared on live microbatches and works were meant for single ones: they become notes.
     ///
     /// # Errors
     ///
@@ -80,14 +80,17 @@ impl Checked {
         schedule.bounds =
             declared.iter().map(|bounds| Bounds { slots: None, works: None, ..*bounds }).collect::<Vec<_>>().into();
         let mut checked = check(schedule, &Options::AT_START)?;
+        let mut exceeded = Vec::new();
         for (rank, (peaks, bounds)) in checked.plan.peaks.iter().zip(&declared).enumerate() {
-            let Some(slots) = bounds.slots.filter(|slots| *slots < peaks.slots) else { continue };
-            let note = format!(
-                "rank {rank} holds {} live microbatches at once, {slots} before weight gradients were coalesced by {n}",
-                peaks.slots
-            );
-            checked.notes.to_mut().push(Cow::Owned(note));
+            let rows = [("live microbatches", peaks.slots, bounds.slots), ("pending works", peaks.works, bounds.works)];
+            for (what, peak, bound) in rows {
+                let Some(bound) = bound.filter(|bound| peak > *bound) else { continue };
+                exceeded.push(Cow::Owned(format!(
+                    "rank {rank} holds {peak} {what} at once, {bound} before weight gradients were coalesced by {n}"
+                )));
+            }
         }
+        checked.notes.to_mut().extend(exceeded);
         Ok(checked)
     }
 }

@@ -6,6 +6,7 @@
 //! wanted slot and generation.
 #![allow(missing_docs)]
 
+mod calls;
 mod ledger;
 mod model;
 mod slots;

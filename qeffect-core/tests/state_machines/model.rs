@@ -7,6 +7,7 @@ use qeffect_core::ids::{Microbatch, Stage};
 use qeffect_core::ledger::Verdict;
 use qeffect_core::tape::TapeKey;
 
+use crate::calls::{Call, Finish};
 use crate::slots::{SLOTS, Slots};
 
 pub const STAGES: [Stage; 2] = [Stage(1), Stage(3)];
@@ -49,38 +50,14 @@ pub struct Model {
     pub pending: bool,
     /// Cache, filled and rolls of each stage as the pass found them.
     pub start: Vec<(Option<u64>, Option<u64>, [u64; 2])>,
+    /// How often a W was joined and a step replayed.
+    pub joined: u32,
+    pub replayed: u32,
 }
 
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Call {
-    Step,
-    Evaluation,
-    EndEvaluation,
-    Abort,
-    Fill(u32),
-    Forward { stage: u32, microbatch: u32, slot: u32, finish: Finish },
-    Evaluate { stage: u32, microbatch: u32 },
-    Recompute { stage: u32, microbatch: u32, slot: u32, generation: u64 },
-    InputGrad { stage: u32, microbatch: u32, slot: u32, generation: u64, finish: Finish },
-    FullBackward { stage: u32, microbatch: u32, slot: u32, generation: u64, finish: Finish },
-    WeightGrad { stage: u32, microbatch: u32, slot: u32, generation: u64, finish: Finish },
-    Send { backward: bool, stage: u32, microbatch: u32 },
-    Wait { backward: bool, stage: u32, microbatch: u32 },
-    Refresh(u32),
-    Reduce(u32),
-    Agree { honest: bool },
-    Commit,
-    Settle(Verdict),
-}
-
-/// How the caller of an action ends it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Finish {
-    Right,
-    /// Drops the transition: the action failed.
-    Dropped,
-    /// Returns a token that was rolled once more than the action rolls.
-    RolledTwice,
+/// The slot in which the rehearsed step keeps a microbatch.
+pub const fn rehearsed_slot(stage: u32, microbatch: u32) -> u32 {
+    (stage + microbatch) % SLOTS
 }
 
 impl Model {
@@ -96,7 +73,8 @@ impl Model {
         };
         let stages = vec![stage; STAGES.len()];
         let start = vec![(None, None, [0; 2]); STAGES.len()];
-        Model { stages, slots: Slots::new(SLOTS), attempts: 0, weights: 0, phase: Phase::Rest, pending: false, start }
+        let (slots, phase) = (Slots::new(SLOTS), Phase::Rest);
+        Model { stages, slots, attempts: 0, weights: 0, phase, pending: false, start, joined: 0, replayed: 0 }
     }
 
     pub fn step(&self) -> u64 {
@@ -135,6 +113,7 @@ impl Model {
             | Call::InputGrad { stage, microbatch, .. }
             | Call::FullBackward { stage, microbatch, .. }
             | Call::WeightGrad { stage, microbatch, .. }
+            | Call::Join { stage, microbatch, .. }
             | Call::Send { stage, microbatch, .. }
             | Call::Wait { stage, microbatch, .. } => Some((stage, microbatch)),
             _ => None,
@@ -202,7 +181,8 @@ impl Model {
                     broken.insert(Code::RecomputeMisplaced);
                 }
             }
-            Call::WeightGrad { stage, microbatch, slot, generation, .. } => {
+            Call::WeightGrad { stage, microbatch, slot, generation, .. }
+            | Call::Join { stage, microbatch, slot, generation, .. } => {
                 training(&mut broken);
                 broken.extend(self.slots.reference_breaks(self.key(stage, microbatch), slot, generation, true));
             }
@@ -258,8 +238,44 @@ impl Model {
                     broken.insert(Code::CommitWithWork);
                 }
             }
+            Call::Replay { honest, foreign } => {
+                if !at_rest {
+                    broken.insert(Code::NotQuiescent);
+                }
+                if foreign {
+                    broken.insert(Code::StageMismatch);
+                }
+                if self.stages.iter().any(|stage| stage.filled != Some(self.weights)) {
+                    broken.insert(Code::StaleCache);
+                }
+                if !honest {
+                    broken.insert(Code::TokenOutOfOrder);
+                }
+            }
         }
         broken
+    }
+
+    /// The rules that a call breaks after it was begun: the action is then pending, until the step is aborted.
+    pub fn breaks_later(&self, call: &Call) -> BTreeSet<Code> {
+        match *call {
+            Call::Forward { finish: Finish::RolledTwice, .. }
+            | Call::InputGrad { finish: Finish::RolledTwice, .. }
+            | Call::FullBackward { finish: Finish::RolledTwice, .. } => [Code::TokenOutOfOrder].into(),
+            Call::Join { stage, with, .. } => match Model::at(with.stage) {
+                None => [Code::WrongRank].into(),
+                Some(_) if with.microbatch >= MICROBATCHES => [Code::OutOfRange].into(),
+                Some(_) => {
+                    let key = self.key(with.stage, with.microbatch);
+                    let mut broken = self.slots.reference_breaks(key, with.slot, with.generation, true);
+                    if with.stage != stage {
+                        broken.insert(Code::KeyMismatch);
+                    }
+                    broken
+                }
+            },
+            _ => BTreeSet::new(),
+        }
     }
 
     fn incomplete(&self, broken: &mut BTreeSet<Code>) {
@@ -278,11 +294,11 @@ impl Model {
             Call::Forward { finish, .. }
             | Call::InputGrad { finish, .. }
             | Call::FullBackward { finish, .. }
-            | Call::WeightGrad { finish, .. } => finish,
+            | Call::WeightGrad { finish, .. }
+            | Call::Join { finish, .. } => finish,
             _ => Finish::Right,
         };
-        let tokenless = matches!(call, Call::WeightGrad { .. });
-        if finish == Finish::Dropped || (finish == Finish::RolledTwice && !tokenless) {
+        if finish == Finish::Dropped || !self.breaks_later(call).is_empty() {
             self.pending = true;
             return;
         }
@@ -326,6 +342,13 @@ impl Model {
                 self.slots.records[slot as usize] = None;
                 self.of(stage).did[microbatch as usize] |= WEIGHT_GRAD;
             }
+            Call::Join { stage, microbatch, slot, with, .. } => {
+                for (microbatch, slot) in [(microbatch, slot), (with.microbatch, with.slot)] {
+                    self.slots.records[slot as usize] = None;
+                    self.of(stage).did[microbatch as usize] |= WEIGHT_GRAD;
+                }
+                self.joined += 1;
+            }
             Call::Send { backward, stage, microbatch } => {
                 self.of(stage).messages.insert((u8::from(backward), microbatch));
             }
@@ -350,6 +373,23 @@ impl Model {
                     self.restore();
                 }
                 self.phase = Phase::Rest;
+            }
+            Call::Replay { .. } => {
+                self.apply(&Call::Step);
+                for stage in STAGES {
+                    self.apply(&Call::Refresh(stage.0));
+                    let (forward, backward) = Model::rolls(stage.0);
+                    let state = self.of(stage.0);
+                    state.did.fill(FORWARD | INPUT_GRAD | WEIGHT_GRAD);
+                    state.rolls[0] += u64::from(MICROBATCHES * forward);
+                    state.rolls[1] += u64::from(MICROBATCHES * backward);
+                    for microbatch in 0..MICROBATCHES {
+                        self.slots.generations[rehearsed_slot(stage.0, microbatch) as usize] += 1;
+                    }
+                    self.apply(&Call::Reduce(stage.0));
+                }
+                self.apply(&Call::Commit);
+                self.replayed += 1;
             }
         }
     }
@@ -377,46 +417,5 @@ impl Model {
 
     pub fn rolls(stage: u32) -> (u32, u32) {
         ROLLS[Model::at(stage).unwrap()]
-    }
-
-    /// Every call with every argument in reach, a few beyond it.
-    pub fn all(&self) -> Vec<Call> {
-        let mut calls = vec![
-            Call::Step,
-            Call::Step,
-            Call::Evaluation,
-            Call::EndEvaluation,
-            Call::Abort,
-            Call::Commit,
-            Call::Commit,
-            Call::Settle(Verdict::Good),
-            Call::Settle(Verdict::Good),
-            Call::Settle(Verdict::Skip),
-        ];
-        calls.extend([true, true, true, false].map(|honest| Call::Agree { honest }));
-        for stage in [1, 2, 3] {
-            calls.extend([Call::EndEvaluation; 6]);
-            calls.extend([Call::Fill(stage), Call::Refresh(stage), Call::Refresh(stage), Call::Reduce(stage)]);
-            for microbatch in 0..=MICROBATCHES {
-                calls.push(Call::Evaluate { stage, microbatch });
-                for backward in [false, true] {
-                    calls.push(Call::Send { backward, stage, microbatch });
-                    calls.push(Call::Wait { backward, stage, microbatch });
-                }
-                for slot in 0..=SLOTS {
-                    let current = self.slots.generations.get(slot as usize).copied().unwrap_or(1);
-                    for finish in [Finish::Right; 2].into_iter().chain([Finish::Dropped, Finish::RolledTwice]) {
-                        calls.push(Call::Forward { stage, microbatch, slot, finish });
-                        for generation in current.saturating_sub(1).max(1)..=current.max(1) {
-                            calls.push(Call::InputGrad { stage, microbatch, slot, generation, finish });
-                            calls.push(Call::FullBackward { stage, microbatch, slot, generation, finish });
-                            calls.push(Call::WeightGrad { stage, microbatch, slot, generation, finish });
-                        }
-                    }
-                    calls.push(Call::Recompute { stage, microbatch, slot, generation: current.max(1) });
-                }
-            }
-        }
-        calls
     }
 }
