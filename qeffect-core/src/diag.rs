@@ -5,6 +5,7 @@
 //! needed to believe it; help is one edit.
 
 use core::fmt;
+use std::borrow::Cow;
 
 use crate::code::Code;
 use crate::ids::Rank;
@@ -173,6 +174,20 @@ impl Report {
     }
 }
 
+/// A text of somebody else's, such as a name from a file, for a terminal: control characters, and those that turn
+/// the direction of writing, as Rust escapes them (`\u{1b}`).
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let steers = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if !text.contains(steers) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = text.chars().flat_map(|c| {
+        let (kept, escaped) = if steers(c) { (None, Some(c.escape_default())) } else { (Some(c), None) };
+        kept.into_iter().chain(escaped.into_iter().flatten())
+    });
+    Cow::Owned(escaped.collect())
+}
+
 /// Says how many repetitions of the last fault are not shown.
 fn close(kept: &mut [Diagnostic], repeats: &mut usize) {
     let more = std::mem::take(repeats).saturating_sub(1);
@@ -188,18 +203,18 @@ impl fmt::Display for Report {
             if n > 0 {
                 writeln!(f)?;
             }
-            write!(f, "error: {} [{}]", d.message, d.code)?;
+            write!(f, "error: {} [{}]", printable(&d.message), d.code)?;
             if let Some(at) = &d.at {
                 write!(f, "\n  --> {at}")?;
             }
             for label in &d.labels {
-                write!(f, "\n  note: {}", label.text)?;
+                write!(f, "\n  note: {}", printable(&label.text))?;
             }
             for note in &d.notes {
-                write!(f, "\n  note: {note}")?;
+                write!(f, "\n  note: {}", printable(note))?;
             }
             if let Some(help) = &d.help {
-                write!(f, "\n  help: {help}")?;
+                write!(f, "\n  help: {}", printable(help))?;
             }
         }
         if self.omitted > 0 {

@@ -13,10 +13,12 @@ mod csv;
 mod plan;
 mod pytorch;
 mod shards;
+mod words;
 
 pub use csv::{read_csv, write_csv};
 pub use plan::{RawPlan, is_lowered, read_plan, write_plan};
 pub use pytorch::write_comms;
+pub use words::spelt;
 
 #[cfg(test)]
 mod tests;

@@ -411,13 +411,27 @@ impl<'a> Reader<'a> {
         let width = text[start..].chars().next().filter(|c| *c != '\n').map_or(0, char::len_utf8);
         // A number, string or word is wrong as a whole.
         let scalar = error.is_data() && !text.starts_with(['{', '[']);
-        let range = if scalar { 0..text.len() } else { start..start + width };
-        let place = self.map.push(base + range.start..base + range.end);
         let message = error.to_string();
         let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(head, _)| head);
+        let range =
+            match named(message).and_then(|name| text[..start + width].rfind(&name).map(|at| at..at + name.len())) {
+                Some(name) => name,
+                None if scalar => 0..text.len(),
+                None => start..start + width,
+            };
+        let place = self.map.push(base + range.start..base + range.end);
         let message = message.replace("expected u32", "expected a whole number from 0 to 4294967295");
         self.faults.push(Diagnostic::new(Code::Syntax, place, message));
     }
+}
+
+/// The string that serde complains about, with its quotes: it has been read to its end by then.
+fn named(message: &str) -> Option<String> {
+    let name = ["unknown field `", "unknown variant `", "duplicate field `"]
+        .iter()
+        .find_map(|complaint| message.strip_prefix(complaint))?;
+    let name = name.split_once("`, ").map_or_else(|| name.trim_end_matches('`'), |(name, _)| name);
+    Some(format!("\"{name}\""))
 }
 
 /// What an action may be part of.

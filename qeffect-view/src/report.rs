@@ -1,9 +1,10 @@
 //! A refused schedule, drawn in its text as rustc draws: every place that takes part is underlined and says its role.
 //!
+//! What a file says reaches the terminal as text: [`printable`] escapes what would steer it.
 //! A place without text is still named in a note, so nothing is lost: an empty [`SourceMap`] does where there is no text.
 
 use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
-use qeffect_core::diag::{Diagnostic, Report};
+use qeffect_core::diag::{Diagnostic, Report, printable};
 use qeffect_core::source::SourceMap;
 
 /// The faults of `report` in the text of `map`, one after another, without colours.
@@ -37,18 +38,18 @@ fn group<'a>(fault: &'a Diagnostic, map: &'a SourceMap) -> Group<'a> {
                 let source = snippet.take().unwrap_or_else(|| Snippet::source(map.text()).path(map.file()));
                 snippet = Some(source.annotation(mark));
             }
-            None if !text.is_empty() => nowhere.push(Level::NOTE.message(text)),
+            None if !text.is_empty() => nowhere.push(Level::NOTE.message(printable(text))),
             None => {}
         }
     }
     Level::ERROR
-        .primary_title(&*fault.message)
+        .primary_title(printable(&fault.message))
         .id(fault.code.to_string())
         .elements(fault.at.iter().filter(|_| snippet.is_none()).map(Origin::path))
         .elements(snippet)
         .elements(nowhere)
-        .elements(fault.notes.iter().map(|note| Level::NOTE.message(note)))
-        .elements(fault.help.iter().map(|help| Level::HELP.message(help)))
+        .elements(fault.notes.iter().map(|note| Level::NOTE.message(printable(note))))
+        .elements(fault.help.iter().map(|help| Level::HELP.message(printable(help))))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 
 use qeffect_core::action::{Item, Kind};
+use qeffect_core::diag::printable;
 use qeffect_core::ids::Rank;
 use qeffect_core::index::{self, ABSENT, Index};
 use qeffect_core::plan::{Checked, Op, Peaks};
@@ -233,10 +234,12 @@ impl Scene {
         if self.makespan == 0 { 0.0 } else { 100.0 * self.bubble as f64 / self.makespan as f64 }
     }
 
-    /// `zb_h1(P = 4, M = 8)`.
+    /// `zb_h1(P = 4, M = 8)`, [`printable`].
     pub fn title(&self) -> String {
-        let params: Vec<String> = self.params.iter().map(|(name, value)| format!("{name} = {value}")).collect();
-        if params.is_empty() { self.name.to_string() } else { format!("{}({})", self.name, params.join(", ")) }
+        let name = printable(&self.name);
+        let params: Vec<String> =
+            self.params.iter().map(|(name, value)| format!("{} = {value}", printable(name))).collect();
+        if params.is_empty() { name.into_owned() } else { format!("{name}({})", params.join(", ")) }
     }
 
     /// `2F7` where a rank holds several stages, `F7` elsewhere.

@@ -7,8 +7,10 @@ use qeffect_core::check::{Options, check};
 use qeffect_core::code::Code::{self, *};
 use qeffect_core::origin::Origin;
 use qeffect_core::schedule::{HeaderOrigins, Schedule};
+use qeffect_core::sim::CostModel;
 use qeffect_view::json::{read_schedule, write_schedule};
 use qeffect_view::report::plain;
+use qeffect_view::{Scene, terminal};
 
 const COALESCED: &str = "
     pub coalesced<P, M>;
@@ -126,7 +128,7 @@ fn malformed_actions_are_refused_with_their_place() {
         "an overlap inside an overlap",
     );
     refused(&document("{\"coalesced\": [\"0F0\"]}", ""), Syntax, "\"0F0\"", "`0F0` in a coalesced weight gradient");
-    refused(&document("{\"overlapped\": []}", ""), Syntax, "\"", "unknown field `overlapped`");
+    refused(&document("{\"overlapped\": []}", ""), Syntax, "\"overlapped\"", "unknown field `overlapped`");
 }
 
 #[test]
@@ -140,7 +142,10 @@ fn malformed_headers_are_refused_with_their_place() {
         ("\"microbatches\": 1", "\"microbatches\": 4294967296", Syntax, "4294967296", "invalid value"),
         ("[0]", "[0.5]", Syntax, "5", "invalid type: floating point"),
         ("\"name\": \"t\", ", "", Syntax, "}", "missing field `name`"),
-        ("\"name\": \"t\"", "\"name\": \"t\", \"nom\": 1", Syntax, "\"", "unknown field `nom`"),
+        ("\"name\": \"t\"", "\"name\": \"t\", \"nom\": 1", Syntax, "\"nom\"", "unknown field `nom`"),
+        // The name stands elsewhere too, as a value before it and as another field's value behind it.
+        ("\"name\": \"t\"", "\"name\": \"nom\", \"nom\" : \"nom\"", Syntax, "\"nom\"", "unknown field `nom`"),
+        ("\"name\": \"t\"", "\"name\": \"t\", \"name\": \"t\"", Syntax, "\"name\"", "duplicate field `name`"),
         ("]]}", "]}", Syntax, "}", "expected `,` or `]`"),
         ("]]}", "]]", Syntax, "]", "EOF"),
         ("]]}", "]]} x", Syntax, "x", "trailing characters"),
@@ -156,10 +161,10 @@ fn malformed_headers_are_refused_with_their_place() {
             "]]}",
             "]], \"expects\": [{\"measure\": \"peak\", \"compare\": \"~\", \"bound\": 1}]}",
             Syntax,
-            "\"",
+            "\"~\"",
             "unknown variant `~`",
         ),
-        ("]]}", "]], \"transport\": \"pigeon\"}", Syntax, "\"", "unknown variant `pigeon`"),
+        ("]]}", "]], \"transport\": \"pigeon\"}", Syntax, "\"pigeon\"", "unknown variant `pigeon`"),
     ] {
         assert!(good.contains(from));
         refused(&good.replacen(from, to, 1), code, place, message);
@@ -167,6 +172,40 @@ fn malformed_headers_are_refused_with_their_place() {
     read(&good);
     for text in ["", "[]", "\u{feff}{}", "{\"format\": 1", "\"é"] {
         assert!(read_schedule("t.json", text).0.is_err());
+    }
+}
+
+#[test]
+fn the_column_of_a_field_is_that_of_its_name() {
+    let text = document("\"0F0\"", "").replacen("\"name\": \"t\"", "\"name\": \"nom\", \"nom\" : 1", 1);
+    let (result, map) = read_schedule("t.json", &text);
+    let origin = result.expect_err("there is no such field").diagnostics[0].primary.origin;
+    assert_eq!(map.range(origin), Some(text.rfind("\"nom\"").map(|at| at..at + 5).expect("it is there")));
+}
+
+/// What a file says reaches the terminal as text: no byte of it steers the terminal.
+#[test]
+fn control_characters_are_printed_as_escapes() {
+    let raw = |text: &str| text.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}');
+    let named = |name: &str| document("\"0F0\"", ", \"eval\": true").replacen("\"name\": \"t\"", name, 1);
+    let schedule = read(&named("\"name\": \"a\\u001b[31mRED\\nx\\u202e\", \"params\": [[\"\\u0007P\", 1]]"));
+    let checked = check(schedule, &Options::AT_START).expect("right");
+    let scene = Scene::new(&checked, &CostModel::unit());
+    assert_eq!(scene.title(), "a\\u{1b}[31mRED\\nx\\u{202e}(\\u{7}P = 1)");
+    assert!(!raw(&terminal::render(&scene, &terminal::Options::default())));
+    // JSON keeps the name.
+    assert_eq!(read(&write_schedule(&checked.schedule)).name, checked.schedule.name);
+    for text in [
+        named("\"name\": \"t\", \"x\\u001b[31m\": 1"),
+        document("\"0F0\\u001b[31m\"", ""),
+        document("\"0F0\"", "").replacen("qeffect-schedule", "a\\u001b[31m\\u202e", 1),
+        document("\"0F0\"", ", \"transport\": \"\\u001b[31m\""),
+    ] {
+        let (result, map) = read_schedule("t.json", &text);
+        let report = result.expect_err(&text);
+        for drawn in [plain(&report, &map), report.to_string(), map.locate(report).to_string()] {
+            assert!(!raw(&drawn), "{drawn:?}");
+        }
     }
 }
 

@@ -185,9 +185,9 @@ pub fn load_on(
     }
     let name = Path::new(source).file_stem().and_then(|stem| stem.to_str()).unwrap_or("schedule");
     let (result, map) = match form {
-        Form::Csv => finish(text::read_csv(name, source, &text), transport),
+        Form::Csv => in_words(finish(text::read_csv(name, source, &text), transport)),
         Form::Json => finish(json::read_schedule(source, &text), transport),
-        Form::Lowered => lowered(name, source, &text, transport),
+        Form::Lowered => in_words(lowered(name, source, &text, transport)),
         Form::Program => program(source, &text, parameters, transport)?,
     };
     match result {
@@ -270,6 +270,11 @@ type Judged = (Result<Checked, Report>, SourceMap);
 
 fn finish((schedule, map): (Result<Schedule, Report>, SourceMap), transport: Option<Transport>) -> Judged {
     (schedule.and_then(|schedule| judge(schedule, transport)), map)
+}
+
+/// Faults of a CSV name actions as the file does.
+fn in_words((result, map): Judged) -> Judged {
+    (result.map_err(text::spelt), map)
 }
 
 /// The checker's verdict, on the schedule's own transport or another one.

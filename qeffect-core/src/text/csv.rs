@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use super::cell::{Cell, Field, cell, container, fault, rows};
 use super::plan::is_lowered_word;
+use super::words::spelt;
 use crate::action::{Item, Kind};
 use crate::code::Code;
 use crate::diag::{Diagnostic, Place, Report};
@@ -52,7 +53,7 @@ pub fn read_csv(name: &str, file: &str, text: &str) -> (Result<Schedule, Report>
         }
         reader.schedule(name, rows.len())
     });
-    (result.map_err(Report::from_faults), map)
+    (result.map_err(|faults| spelt(Report::from_faults(faults))), map)
 }
 
 #[derive(Default)]

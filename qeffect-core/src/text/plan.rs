@@ -14,6 +14,7 @@ use std::fmt::Write;
 use super::cell::{Cell, Field, cell, container, fault, rows};
 use super::csv::{assemble, is_compute_only};
 use super::shards;
+use super::words::spelt;
 use crate::action::{Item, Kind};
 use crate::code::Code;
 use crate::diag::{Diagnostic, Report};
@@ -130,7 +131,7 @@ pub fn read_plan(name: &str, file: &str, text: &str) -> (Result<RawPlan, Report>
         }
         Ok(RawPlan { nodes: nodes.into_iter().map(with_waits).collect(), schedule })
     });
-    (result.map_err(Report::from_faults), map)
+    (result.map_err(|faults| spelt(Report::from_faults(faults))), map)
 }
 
 fn rank(row: &[Field<'_>], faults: &mut Vec<Diagnostic>) -> Vec<Node> {

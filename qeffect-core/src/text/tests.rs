@@ -72,7 +72,7 @@ fn what_is_no_action_is_refused_with_line_and_column() {
         ("(0SEND_F0;0RECV_B0)GROUP", Syntax, "`GROUP` belongs to a lowered program", ""),
         ("0REDUCE_GRAD0", Syntax, "`REDUCE_GRAD` has no microbatch", ""),
         ("0F4294967296", OutOfRange, "microbatch 4294967296 does not exist", ""),
-        ("0F900", OutOfRange, "F(0, 900) cannot be", ""),
+        ("0F900", OutOfRange, "0F900 cannot be", ""),
     ];
     for (bad, code, message, help) in cases {
         let (result, map) = read_csv("t", "t.csv", &format!("0F0,0B0\n0F1,  {bad} ,0B1\n"));
