@@ -191,6 +191,34 @@ fn conversions_go_round() {
 }
 
 #[test]
+fn faults_of_a_file_are_told_in_its_words() {
+    let folder = Folder::new("words");
+    let early = "0F0,0F1,0B0,0REDUCE_GRAD,0B1\n";
+    for text in [early.to_owned(), early.replace("0F0,", "0UNSHARD,0F0,")] {
+        let (refused, code) = out(&["schedule", "check", &folder.file("early.csv", &text)]);
+        assert_eq!(code, 1, "{refused}");
+        assert!(refused.contains("0REDUCE_GRAD runs before 0B1, which still adds to the gradient"), "{refused}");
+        assert!(refused.contains("move `0REDUCE_GRAD` below the last `I` and `W` of stage 0"), "{refused}");
+    }
+}
+
+#[test]
+fn names_from_files_do_not_steer_the_terminal() {
+    let folder = Folder::new("names");
+    let text = r#"{"format": "qeffect-schedule", "version": 1, "name": "a\u001b[31mRED", "microbatches": 1,
+        "placement": [0], "programs": [["0F0", "0B0"]]}"#;
+    let file = folder.file("red.json", text);
+    for arguments in
+        [vec!["check"], vec!["show"], vec!["show", "--format", "steps"], vec!["simulate"], vec!["diff", "gpipe"]]
+    {
+        let output = run(&[&["schedule"], &arguments[..], &[&file]].concat());
+        let shown = [output.stdout, output.stderr].concat();
+        assert!(!shown.is_empty() && !shown.contains(&0x1b), "{arguments:?}: {}", String::from_utf8_lossy(&shown));
+    }
+    assert!(out(&["schedule", "show", &file]).0.contains(r"a\u{1b}[31mRED"));
+}
+
+#[test]
 fn programs_for_pytorch_read_back() {
     let folder = Folder::new("pytorch");
     let file = folder.path("dual.csv");
