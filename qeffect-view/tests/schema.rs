@@ -78,10 +78,8 @@ impl Judge {
                 }
                 "minItems" => !value.is_array() || elements.len() as u64 >= rule.as_u64().expect("a count"),
                 "maxItems" => !value.is_array() || elements.len() as u64 <= rule.as_u64().expect("a count"),
-                "minimum" => value.as_i64().is_none_or(|value| value >= rule.as_i64().expect("a number")),
-                "maximum" => {
-                    !value.is_number() || value.as_i64().is_some_and(|v| v <= rule.as_i64().expect("a number"))
-                }
+                "minimum" => value.as_f64().is_none_or(|value| value >= rule.as_f64().expect("a number")),
+                "maximum" => value.as_f64().is_none_or(|value| value <= rule.as_f64().expect("a number")),
                 "pattern" => {
                     let pattern = Regex::new(rule.as_str().expect("a pattern")).expect("of ours");
                     value.as_str().is_none_or(|text| pattern.is_match(text))
