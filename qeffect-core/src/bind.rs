@@ -75,6 +75,9 @@ impl Bound {
     /// What of schedule and run decides bits, as text that is equal exactly where they agree in it: the number of
     /// microbatches, when state moves, and which weight gradients are summed before they are added to others. Where
     /// stages live, and in which of the allowed orders they run, decides nothing.
+    ///
+    /// A run records it: two runs of one model, recipe, seed and data on one kind of device can have the same bits only where
+    /// it is the same, so it is the first thing to compare where they differ.
     pub fn identity(&self) -> String {
         let schedule = &self.checked.schedule;
         let microbatches = self.facts.microbatches;

@@ -187,6 +187,11 @@ impl Ledger {
         Ok(self.step())
     }
 
+    /// A step that this rank refused to start, and others may have started: an attempt like any other.
+    pub fn miss_step(&mut self) {
+        self.attempts += u64::from(self.phase == Phase::Quiescent);
+    }
+
     /// Puts everything back as `begin_step` (or `begin_evaluation`) found it, except the step counter and
     /// generations: every record of the step is purged, and all references to them are stale. Returns how many.
     ///
@@ -225,6 +230,19 @@ impl Ledger {
             return Err(self.refuse(Code::ForwardMissing, Action::Evaluation, fault, "every forward", "none"));
         }
         self.phase = Phase::Quiescent;
+        Ok(())
+    }
+
+    /// The weights of a stage are about to be replaced: nothing reads its cache before it is [filled](Ledger::fill) anew.
+    ///
+    /// # Errors
+    ///
+    /// QE0306 if anything is in flight.
+    pub fn forget_cache(&mut self, stage: Stage) -> Result<(), LedgerError> {
+        let action = Action::of(Op::Refresh, stage, Microbatch(0));
+        let at = self.locate(action, stage)?;
+        self.quiescent(action)?;
+        self.stages[at].version.forget();
         Ok(())
     }
 
@@ -401,6 +419,7 @@ impl Ledger {
             let expected = "one refresh per step, before the first forward";
             return Err(self.refuse(Code::RefreshMisplaced, action, fault, expected, found));
         }
+        state.version.require_not_replaced().map_err(|e| self.stale(action, e))?;
         Ok(self.pend(action, Refresh { at }))
     }
 

@@ -14,6 +14,7 @@ pub struct WeightVersion {
     weights: u64,
     cache: Option<u64>,
     filled: Option<u64>,
+    replaced: bool,
 }
 
 /// A cache that is not the one an action needs.
@@ -38,7 +39,7 @@ impl fmt::Display for Stale {
 impl WeightVersion {
     /// Weights after `weights` good commits, without a cache: at start and after a resume.
     pub const fn without_cache(weights: u64) -> Self {
-        WeightVersion { weights, cache: None, filled: None }
+        WeightVersion { weights, cache: None, filled: None, replaced: false }
     }
 
     /// e_W: good commits so far.
@@ -54,6 +55,18 @@ impl WeightVersion {
     /// The cached bytes now hold the current weights. Rolls nothing, so does not make them current.
     pub fn fill(&mut self) {
         self.filled = Some(self.weights);
+        self.replaced = false;
+    }
+
+    /// The weights are about to be replaced by others: until [`fill`](Self::fill) the cached bytes are of none that count.
+    pub fn forget(&mut self) {
+        self.filled = None;
+        self.replaced = true;
+    }
+
+    /// What a refresh requires: rolling scales makes no bytes of weights that were replaced.
+    pub fn require_not_replaced(&self) -> Result<(), Stale> {
+        if self.replaced { Err(self.stale(self.filled)) } else { Ok(()) }
     }
 
     /// `refresh(s)`: the cache is current.
@@ -116,6 +129,12 @@ mod tests {
         assert!(version.require_current().is_err(), "the scaling state was not rolled");
         version.refresh();
         version.commit();
+        version.require_filled().unwrap();
+        // Other weights, at the same epoch.
+        version.forget();
+        assert_eq!(version.require_filled(), Err(Stale { weights: 8, cache: None }));
+        assert_eq!(version.require_not_replaced(), version.require_filled());
+        version.fill();
         version.require_filled().unwrap();
         // case B08, negative: e_W moved by another hand
         version.invalidate();

@@ -6,9 +6,11 @@ use qeffect_core::check::{Options, check, messages};
 use qeffect_core::code::Code;
 use qeffect_core::diag::Report;
 use qeffect_core::ids::Rank;
+use qeffect_core::index::Index;
 use qeffect_core::lang;
 use qeffect_core::plan::{Checked, Node, Op};
 use qeffect_core::schedule::Transport;
+use qeffect_core::sim::{self, CostModel};
 use qeffect_core::text::read_plan;
 
 /// Reads, interprets and checks a schedule over (P, M), given header fields and the body of `rank |r|`.
@@ -62,6 +64,52 @@ fn b28_one_channel_for_two_boundaries() {
                 else { for m in 0..M { F(1, m); } for m in 0..M { B(1, m); } }";
     for transport in ["", "transport: rank_edge;"] {
         assert_eq!(refused(Code::Deadlock, judge(2, 2, transport, body)), ["ranks 0 and 1 wait for each other"]);
+    }
+}
+
+/// Every receive right before its message is waited for.
+fn received_late(nodes: &[Node]) -> Vec<Node> {
+    let mut late = Vec::new();
+    for node in nodes {
+        let post = match node.op {
+            Op::PostForward | Op::PostBackward => continue,
+            Op::WaitForward => Some(Op::PostForward),
+            Op::WaitBackward => Some(Op::PostBackward),
+            _ => None,
+        };
+        let same =
+            |other: &&Node| Some(other.op) == post && (other.stage, other.microbatch) == (node.stage, node.microbatch);
+        late.extend(nodes.iter().find(same));
+        late.push(*node);
+    }
+    late
+}
+
+// case B28: 4 stages on 2 ranks, in a loop and in a V. Where a send waits for its receiver, receives are planned so that they meet
+// it; at the places where they are wanted each rank would take a message that the other one has not come to.
+#[test]
+fn b28_sends_that_wait_for_their_receivers() {
+    let looped =
+        "if r == 0 { F(0, 0); F(0, 1); for m in 0..M { F(2, m); if m + 2 < M { F(0, m + 2); } B(2, m); B(0, m); } }
+                  else { for m in 0..M { F(1, m); F(3, m); B(3, m); B(1, m); } }";
+    let in_v =
+        "if r == 0 { F(0, 0); F(0, 1); for m in 0..M { F(3, m); B(3, m); if m + 2 < M { F(0, m + 2); } B(0, m); } }
+                else { for m in 0..M { F(1, m); F(2, m); B(2, m); B(1, m); } }";
+    for (shape, body) in [("stages: 2 * P; place: |s| s % P;", looped), (V_SHAPE, in_v)] {
+        let messages = refused(Code::FifoOrder, judge(2, 4, &format!("{shape} transport: rank_edge;"), body));
+        assert!(messages[0].contains("ranks 0 and 1 order their channel differently"), "{messages:?}");
+        let checked = judge(2, 4, &format!("{shape} transport: rendezvous;"), body).unwrap();
+        let late: Vec<Vec<Node>> = [0, 1].map(|rank| received_late(checked.plan.rank(Rank(rank)))).into();
+        let faults = messages::check_on(&late, &checked.schedule.placement, Transport::Rendezvous);
+        assert!(!faults.is_empty() && faults.iter().all(|fault| fault.code == Code::FifoOrder), "{faults:?}");
+        assert!(faults[0].message.contains("would take"), "{}", faults[0].message);
+        assert_eq!(messages::check_on(&late, &checked.schedule.placement, Transport::Edge), []);
+        // One channel per boundary and direction, which is what a schedule gets that declares none: it runs to its end.
+        let checked = judge(2, 4, shape, body).unwrap();
+        assert_eq!(checked.schedule.transport, Transport::Edge);
+        let schedule = &checked.schedule;
+        let timeline = sim::run(schedule, &Index::new(schedule), &CostModel::unit()).unwrap();
+        assert!(timeline.bubble_rate() < 0.5);
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use qeffect_core::bind::Bound;
 use qeffect_core::execute::{Execute, Held, Mode, StepError, StepOutcome, run_rank};
 use qeffect_core::ids::{Rank, Stage as StageId};
-use qeffect_core::ledger::{Action, Ledger, StepEffects, Verdict};
+use qeffect_core::ledger::{Action, Ledger, LedgerError, StepEffects, Verdict};
 use qeffect_core::measured::Span;
 use qeffect_core::plan::{Node, Plan};
 use qeffect_core::version::WeightVersion;
@@ -152,6 +152,12 @@ impl<S: Stage> RankState<S> {
             versions.extend(self.ledger.version(id)?.map(|version| (id, version)));
         }
         Ok(versions)
+    }
+
+    /// Parameters are about to be given new values. Should that fail half-way, no step reads what is cached.
+    pub fn forget_cache(&mut self) -> Result<()> {
+        let stages: Vec<StageId> = self.shard.stages().map(|(id, _)| id).collect();
+        stages.into_iter().try_for_each(|stage| Ok(self.ledger.forget_cache(stage)?))
     }
 
     /// Parameters were given new values: fills the cache anew.
@@ -311,7 +317,7 @@ impl<S: Stage> RankState<S> {
             return Err(Error::Config("no step was captured for all ranks".into()));
         };
         let shard = &mut self.shard;
-        let step = self.ledger.begin_replay(effects, |stage| shard.rolls(stage).unwrap_or_default())?;
+        let step = begin(&mut self.ledger, shard, effects)?;
         let fed = shard.begin_replay().and_then(|()| {
             shard.feed(batch, step)?;
             shard.add_rolls(rolls)
@@ -407,6 +413,15 @@ fn walk<E: Execute<Error = Error> + Idle>(
     }
 }
 
+/// The ledger's transaction of a replayed step. A step that it refuses counts as an attempt too, for the numbers of all
+/// ranks stay the same.
+fn begin<S: Stage>(ledger: &mut Ledger, shard: &mut Shard<S>, effects: &StepEffects) -> Result<u64, LedgerError> {
+    ledger.begin_replay(effects, |stage| shard.rolls(stage).unwrap_or_default()).inspect_err(|_| {
+        ledger.miss_step();
+        shard.set_attempts(ledger.step());
+    })
+}
+
 /// A whole step under one transaction of the ledger. What `run` returns early from is put back.
 fn replay<S: Stage>(
     ledger: &mut Ledger,
@@ -416,7 +431,7 @@ fn replay<S: Stage>(
     after: &mut Aftermath,
     run: impl FnOnce(&mut Shard<S>, u64, &mut Aftermath) -> Result<()>,
 ) -> Result<StepOutcome, StepError<Error>> {
-    let step = ledger.begin_replay(effects, |stage| shard.rolls(stage).unwrap_or_default())?;
+    let step = begin(ledger, shard, effects)?;
     let played = shard.begin_replay().and_then(|()| {
         shard.feed(batch, step)?;
         run(shard, step, after)?;

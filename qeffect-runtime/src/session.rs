@@ -191,6 +191,11 @@ where
         self.route.bound.checked()
     }
 
+    /// What of schedule and run decides bits: [`Bound::identity`](qeffect_core::bind::Bound::identity).
+    pub fn identity(&self) -> String {
+        self.route.bound.identity()
+    }
+
     /// The recipe.
     pub const fn recipe(&self) -> &Recipe {
         &self.recipe

@@ -54,7 +54,7 @@ where
     /// # Errors
     ///
     /// A path that no rank has, a wrong number of values, or different values for two parameters that are tied. Of two that
-    /// are tied one is enough.
+    /// are tied one is enough. Nothing was given then; after an error of a device no step runs before values are given anew.
     pub fn set_params(&mut self, mut params: BTreeMap<String, Vec<f64>>) -> Result<()> {
         for [path, echo] in self.ties.iter().map(|tie| &tie.ends) {
             match (params.get(path), params.get(echo)) {
@@ -69,9 +69,10 @@ where
             }
         }
         let wanted = Arc::new(params);
-        let given = {
+        // All of it is looked at before any of it is written.
+        let given: BTreeSet<String> = {
             let wanted = wanted.clone();
-            self.on_all(move |state| {
+            let given = self.on_all(move |state| {
                 state.quiescent()?;
                 let mut given = Vec::new();
                 for (path, values) in wanted.iter() {
@@ -81,18 +82,25 @@ where
                         let (expected, found) = (elements.len(), values.len());
                         return Err(Error::Config(format!("`{path}` has {expected} values, {found} were given")));
                     }
-                    state.shard.set_param(path, values)?;
                     given.push(path.clone());
                 }
-                state.refill()?;
                 Ok(given)
-            })?
+            })?;
+            given.into_iter().flatten().collect()
         };
-        let given: BTreeSet<String> = given.into_iter().flatten().collect();
-        match wanted.keys().find(|path| !given.contains(*path)) {
-            Some(path) => Err(Error::Config(format!("the model has no parameter `{path}`"))),
-            None => Ok(()),
+        if let Some(path) = wanted.keys().find(|path| !given.contains(*path)) {
+            return Err(Error::Config(format!("the model has no parameter `{path}`")));
         }
+        self.on_all(move |state| {
+            state.forget_cache()?;
+            for (path, values) in wanted.iter() {
+                if state.shard.stages().any(|(_, stage)| stage.spec().find(path).is_some()) {
+                    state.shard.set_param(path, values)?;
+                }
+            }
+            state.refill()
+        })?;
+        Ok(())
     }
 
     /// The values of a parameter, or of a named view of one.

@@ -19,5 +19,6 @@ mod recompute;
 mod session;
 mod state;
 mod transports;
+mod unused;
 mod violations;
 mod watched;

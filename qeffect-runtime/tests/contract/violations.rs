@@ -8,6 +8,7 @@
 //! | into what an op does to hidden state | captured: as above; eager: at the action, or at `agree` |
 //! | into what ranks send each other | by the tag, before a byte is used; on one device when lists are merged |
 //! | into data of a step | before the launch or the first action |
+//! | into state, between steps | captured whole: before the launch; else: at the action, or at `agree` |
 //!
 //! Values that are not finite are in `not_finite.rs`; the same for the host's transaction alone in the ledger's own tests.
 
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 
 use crate::common::batch;
 use crate::common::how::{HOW, How};
+use crate::watched;
 use qeffect_core::check::{Options, check};
 use qeffect_core::code::Code;
 use qeffect_core::ids::{Microbatch, Rank, Stage as StageId};
@@ -23,6 +25,7 @@ use qeffect_core::ledger::{Ledger, Rolls, StageContract, Verdict};
 use qeffect_core::plan::{Checked, Node, Op};
 use qeffect_core::token::{Bwd, Fwd, Token};
 use qeffect_runtime::act::Act;
+use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::cx::Cx;
 use qeffect_runtime::error::{Error, Result};
@@ -31,7 +34,7 @@ use qeffect_runtime::op::Effects;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::stage::{Stage, StageSpec};
-use qeffect_schedules::zb_h1;
+use qeffect_schedules::{eval_loop, zb_h1};
 
 const MICROBATCHES: u32 = 4;
 
@@ -69,6 +72,8 @@ enum Fault {
     Foreign,
     /// It declares to move no state, and moves it.
     Undeclared,
+    /// An evaluation rolls.
+    Evaluated,
 }
 
 struct Faulty {
@@ -98,7 +103,7 @@ impl Stage for Faulty {
             }
             Fault::Skipped => token.rolled(),
             Fault::Foreign => (0..token.rolls()).fold(Token::first(StageId(9)), |token, _| token.rolled()),
-            Fault::None | Fault::OutOfTurn | Fault::Undeclared => token,
+            Fault::None | Fault::OutOfTurn | Fault::Undeclared | Fault::Evaluated => token,
         };
         Ok((y, tape, token))
     }
@@ -121,18 +126,21 @@ impl Stage for Faulty {
     }
 
     fn evaluate(&self, cx: &mut Cx<'_>, x: &[Act]) -> Result<Vec<Act>> {
+        if self.fault == Fault::Evaluated {
+            drop(cx.roll_forward(Token::first(self.id))?);
+        }
         self.inner.evaluate(cx, x)
     }
 }
 
-/// A session of two ranks with a block each; `fault` is in the second stage.
+/// A block each for two ranks; `fault` is in the second stage.
+fn stages(fault: Fault) -> Vec<Faulty> {
+    let faulty = |(inner, id)| Faulty { inner, id: StageId(id), fault: if id == 1 { fault } else { Fault::None } };
+    model().stages(&[1, 1]).unwrap().into_iter().zip(0..).map(faulty).collect()
+}
+
 fn session(how: How, checked: &Checked, fault: Fault) -> Result<Session<Faulty>> {
-    let stages = model().stages(&[1, 1]).unwrap().into_iter().zip(0..).map(|(inner, id)| Faulty {
-        inner,
-        id: StageId(id),
-        fault: if id == 1 { fault } else { Fault::None },
-    });
-    how.session(checked.clone(), stages.collect(), config(), || Box::new(CpuDevice::new()))
+    how.session(checked.clone(), stages(fault), config(), || Box::new(CpuDevice::new()))
 }
 
 #[test]
@@ -433,5 +441,50 @@ fn a_batch_that_does_not_fit_is_refused_before_the_step() {
             assert_eq!(session.step(batch(&model(), 0, MICROBATCHES)).unwrap().step, 0);
         }
         assert!(state(&session) == state(&clean), "{how:?}");
+    }
+}
+
+/// What is wrong before a step starts is known before anything of it is launched, where it is launched as a whole: a stage's state has moved by another hand,
+/// or its weights were replaced and the cache was not made from them, since the device failed.
+#[test]
+fn a_fault_of_the_host_launches_nothing() {
+    let path = "blocks.1.fc1.weight";
+    for (how, fault) in HOW.into_iter().flat_map(|how| [(how, Fault::Evaluated), (how, Fault::None)]) {
+        let what = format!("{how:?}, {fault:?}");
+        let (mut session, watches) = watched::session(how, zb_h1::<2, 4>(), stages(fault), config());
+        session.step(batch(&model(), 0, MICROBATCHES)).unwrap();
+        let watch = watches.last().unwrap(); // of the device of the second stage
+        let values = session.param(path).unwrap().iter().map(|x| 2.0 * x).collect();
+        let values = BTreeMap::from([(path.to_owned(), values)]);
+        let code = match fault {
+            Fault::Evaluated => {
+                let evaluation = session.evaluation(eval_loop::build(2, i64::from(MICROBATCHES), 1).unwrap()).unwrap();
+                session.evaluate(&evaluation, batch(&model(), 0, MICROBATCHES)).unwrap();
+                Code::TokenOutOfOrder
+            }
+            _ => {
+                watch.lock().unwrap().fails = true;
+                session.set_params(values.clone()).unwrap_err();
+                watch.lock().unwrap().fails = false;
+                Code::StaleCache
+            }
+        };
+        let before = state(&session);
+        let launches = watch.lock().unwrap().launches;
+        assert_eq!(launches == 0, how.is_eager(), "{what}");
+        for _ in 0..2 {
+            let error = session.step(batch(&model(), 1, MICROBATCHES)).unwrap_err();
+            assert_eq!(error.code(), Some(code), "{what}: {error}");
+            let of_second = error.to_string().starts_with("rank 1: ");
+            assert!(of_second || how == How::OneDevice, "{what}: {error}"); // there the device failed for both
+            if matches!(how, How::PerRank(CaptureMode::Step) | How::OneDevice) {
+                assert_eq!(watch.lock().unwrap().launches, launches, "{what}");
+            }
+            assert!(state(&session) == before, "{what}: {error}");
+        }
+        if code == Code::StaleCache {
+            session.set_params(values).unwrap();
+            assert!(!session.step(batch(&model(), 1, MICROBATCHES)).unwrap().skipped, "{what}");
+        }
     }
 }
