@@ -29,6 +29,21 @@ fn sigma(timeline: &Timeline, rank: usize) -> i64 {
     timeline.last[rank] - timeline.first[rank] - timeline.busy[rank]
 }
 
+// case B32: P = 4 does not divide M = 6, so that there is one round of six: more than four stay in flight, and nothing is
+// refused. Fewer microbatches than ranks are one short round.
+#[test]
+fn b32_interleaved_where_ranks_do_not_divide_microbatches() {
+    for m in [1, 2, 3, 5, 6, 7, 9] {
+        let checked = interleaved_1f1b::build(4, m, 2).unwrap();
+        let longest = if m < 8 { m } else { (m + 1) / 2 };
+        let most = |r: i64| (2 * (3 - r) + longest + 1).min(2 * m);
+        assert_eq!(slots(&checked), (0..4).map(most).collect::<Vec<_>>(), "{m} microbatches");
+        let timeline = run(&checked, (1, 1, 1));
+        assert_eq!(timeline.busy, vec![2 * 3 * m; 4], "every action of every stage ran");
+    }
+    interleaved_1f1b::build(4, 0, 2).unwrap_err();
+}
+
 #[test]
 fn gpipe_and_1f1b() {
     for p in 1..=8 {
