@@ -39,14 +39,18 @@ fn a_short_run_leaves_metrics_a_plot_and_a_table() {
     assert!(text.contains("proved by the compiler"), "{text}");
     for row in ["held-out loss", "tokens per second", "bubble measured", "bubble simulated", "peak tapes", "peak works"]
     {
-        assert!(text.contains(row), "{row} is missing:\n{text}");
+        cell(&text, row);
+    }
+    // A rank is a thread with a list of its own for each stretch between messages, all launched once per step.
+    let [lists, launches] = two(&cell(&text, "captured lists of commands, launches per step"));
+    assert!(lists == launches && lists >= 2, "{text}");
+    for row in ["activations, tapes and works", "tapes, MiB", "works, MiB", "destinations of gradients"] {
+        let bytes = cell(&text, row);
+        assert!(bytes.split(' ').all(|bytes| bytes.parse::<f64>().unwrap() > 0.0), "{row}: {bytes}");
     }
     let run = out.join("zb_v-fp8-delayed-seed1");
-    let lines = |run: &Path| -> Vec<serde_json::Value> {
-        let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    };
     let metrics = lines(&run);
+    assert_eq!(metrics[0]["identity"], *cell(&text, "identity of the numbers"));
     let kinds: Vec<&str> = metrics.iter().map(|line| line["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["run", "step", "step", "eval"]);
     // An untrained model of bytes knows little: near ln 256.
@@ -59,6 +63,52 @@ fn a_short_run_leaves_metrics_a_plot_and_a_table() {
     for (a, b) in metrics.iter().zip(&again) {
         assert_eq!((&a["loss"], &a["grad_norm"]), (&b["loss"], &b["grad_norm"]));
     }
+}
+
+/// What the table says in a row.
+fn cell(text: &str, row: &str) -> String {
+    let line = text.lines().find(|line| line.trim_start_matches(['│', ' ']).starts_with(row));
+    let line = line.unwrap_or_else(|| panic!("{row} is missing:\n{text}"));
+    line.trim_matches(['│', ' ']).rsplit("  ").next().unwrap().trim().to_owned()
+}
+
+/// `3, 4`.
+fn two(text: &str) -> [usize; 2] {
+    let (one, other) = text.split_once(", ").unwrap();
+    [one, other].map(|number| number.parse().unwrap())
+}
+
+fn lines(run: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Every action a list of its own, gradients in groups. Groups of another size are other numbers.
+#[test]
+fn flags_choose_mode_placement_and_policy() {
+    let out = folder("flags");
+    let data = Path::new(env!("CARGO_TARGET_TMPDIR")).join("flags.txt");
+    let text = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/data/shakespeare.txt")).unwrap();
+    std::fs::write(&data, &text[..60_000]).unwrap();
+    let run = |gradients: &str, name: &str| {
+        let (data, out) = (data.to_str().unwrap(), out.to_str().unwrap());
+        let sizes = ["--data", data, "--out", out, "--steps", "2", "--evaluations", "1", "--sample", "3"];
+        let flags = ["--capture", "action", "--gradients", gradients, "--on-nonfinite", "stop"];
+        let output = pretrain(&[&sizes[..], &flags].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        (String::from_utf8(output.stdout).unwrap(), lines(&Path::new(out).join(name)))
+    };
+    let (table, metrics) = run("coalesced", "zb_v-fp8-delayed-seed1");
+    let [lists, launches] = two(&cell(&table, "captured lists of commands, launches per step"));
+    let number = |name: &str| metrics[0][name].as_u64().unwrap() as usize;
+    // F and I of every stage and microbatch, and a W per stage at least.
+    let fewest = number("stages") * (2 * number("microbatches") + 1);
+    assert!(lists == launches && lists >= fewest, "{lists} of at least {fewest}:\n{table}");
+    assert_eq!(cell(&table, "steps skipped as not finite"), "0");
+    let (_, others) = run("coalesced:2", "zb_v-fp8-delayed-seed1-2");
+    let (_, again) = run("coalesced:2", "zb_v-fp8-delayed-seed1-3");
+    assert_eq!(others[0]["identity"], again[0]["identity"]);
+    assert_ne!(others[0]["identity"], metrics[0]["identity"], "the groups are others");
 }
 
 #[test]

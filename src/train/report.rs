@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use plotters::prelude::*;
 use qeffect_core::measured::Span;
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
 use super::{Result, TrainError, health};
 
@@ -24,6 +25,8 @@ pub enum Metric<'a> {
         microbatches: u32,
         parameters: usize,
         seed: u64,
+        /// [`short`] of the session's identity: runs that differ in it need not have the same bits.
+        identity: &'a str,
     },
     /// One training step. Loss in nats per byte.
     Step { step: u64, loss: f64, grad_norm: f64, lr: f64, tokens: u64, seconds: f64, bubble: f64, skipped: bool },
@@ -31,6 +34,11 @@ pub enum Metric<'a> {
     Health { step: u64, cells: Vec<health::Cell<'a>> },
     /// One evaluation over held-out bytes; `elapsed` counts from the first step, evaluations included.
     Eval { step: u64, loss: f64, bytes: u64, seconds: f64, elapsed: f64 },
+}
+
+/// The first 64 bits of a text's SHA-256, in hexadecimal.
+pub fn short(text: &str) -> String {
+    Sha256::digest(text).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A fresh folder under `runs/`, and the files in it.

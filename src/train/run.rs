@@ -18,7 +18,7 @@ use qeffect_runtime::session::{Session, SessionConfig, StepReport};
 use super::config::Config;
 use super::health;
 use super::held_out::HeldOut;
-use super::report::{Metric, RunFolder, TraceFile};
+use super::report::{Metric, RunFolder, TraceFile, short};
 use super::{Result, TrainError};
 
 /// What a run has come to.
@@ -77,6 +77,7 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
 
     let parameters = model.parameters()?;
     introduce(config, &checked, (&model, parameters), &data);
+    let identity = short(&session.identity());
     folder.record(&Metric::Run {
         schedule: &schedule,
         proved: proved(&checked),
@@ -86,6 +87,7 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
         microbatches: checked.schedule.microbatches,
         parameters,
         seed: config.run.seed,
+        identity: &identity,
     })?;
 
     let history = train(config, &data, &mut session, &held_out, &mut folder, trace)?;
@@ -98,7 +100,7 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
         count(checked.schedule.microbatches, "microbatch")
     );
     let plot = folder.finish(&title, &history.train, &history.held_out)?;
-    println!("{}", summary(&checked, &history, started.elapsed()));
+    println!("{}", summary(&checked, &identity, &history, started.elapsed()));
     println!("metrics  {}\nplot     {}", folder.path().join("metrics.jsonl").display(), plot.display());
     if let Some(trace) = &config.run.trace {
         println!("trace    {}", trace.display());
@@ -298,7 +300,7 @@ fn generate(config: &Config, data: &ByteData, session: &mut Session<GptStage>, h
     Ok(sample::text(&tokens[prompt.len()..]))
 }
 
-fn summary(checked: &Checked, history: &History, elapsed: Duration) -> Table {
+fn summary(checked: &Checked, identity: &str, history: &History, elapsed: Duration) -> Table {
     let schedule = &checked.schedule;
     let simulated = sim::run(schedule, &Index::new(schedule), &CostModel::unit()).map(|t| t.bubble_rate());
     let list = |of: fn(&Peaks) -> u32| history.peaks.iter().map(|p| of(p).to_string()).collect::<Vec<_>>().join(" ");
@@ -309,6 +311,7 @@ fn summary(checked: &Checked, history: &History, elapsed: Duration) -> Table {
         table.add_row([Cell::new(name), Cell::new(value).set_alignment(CellAlignment::Right)]);
     };
     row("schedule", format!("{}, proved {}", schedule.name, proved(checked)));
+    row("identity of the numbers", identity.to_owned());
     row(
         "held-out loss, nats per byte",
         format!("{} over {} bytes", loss(&history.held_out), thousands(history.held_out_bytes)),
