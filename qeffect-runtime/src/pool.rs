@@ -4,8 +4,9 @@
 //! a tensor that two ops retain is stored once. Buffers are made when they are first needed and reused ever after; which
 //! free one is taken follows from their numbers and order alone, so the same order of actions always gets the same buffers.
 //!
-//! Tapes and works are counted apart and share the free buffers: two pools would need the sum of their peaks, one needs
-//! the peak of their sum; and what W reads of a tape stays where F has left it.
+//! Tapes and works are counted apart and share free buffers of one type and size; what W reads of a tape stays where F has
+//! left it. So in FP8 recipes, where both have types of their own, the two are apart, and elsewhere they need less than two
+//! pools would (`docs/design.md` has numbers).
 
 use std::collections::{BTreeMap, VecDeque};
 
