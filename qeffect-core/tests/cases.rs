@@ -2,7 +2,7 @@
 //! one needs to mend them. The ids are those of `docs/cases.md`.
 #![allow(missing_docs)]
 
-use qeffect_core::check::{Options, check, messages};
+use qeffect_core::check::{Options, check, messages, progress};
 use qeffect_core::code::Code;
 use qeffect_core::diag::Report;
 use qeffect_core::ids::Rank;
@@ -103,6 +103,12 @@ fn b28_sends_that_wait_for_their_receivers() {
         let faults = messages::check_on(&late, &checked.schedule.placement, Transport::Rendezvous);
         assert!(!faults.is_empty() && faults.iter().all(|fault| fault.code == Code::FifoOrder), "{faults:?}");
         assert!(faults[0].message.contains("would take"), "{}", faults[0].message);
+        // Even where each message finds its receive, the ranks wait for each other in a circle, which is reported.
+        let placement = &checked.schedule.placement;
+        let stops = progress::run(&late, placement, Transport::Rendezvous, &CostModel::unit()).unwrap_err();
+        let circle = progress::deadlocks(&late, &stops, Transport::Rendezvous);
+        assert!(!circle.is_empty() && circle.iter().all(|fault| fault.code == Code::Deadlock), "{circle:?}");
+        assert_eq!(circle[0].message, "ranks 0 and 1 wait for each other");
         assert_eq!(messages::check_on(&late, &checked.schedule.placement, Transport::Edge), []);
         // One channel per boundary and direction, which is what a schedule gets that declares none: it runs to its end.
         let checked = judge(2, 4, shape, body).unwrap();

@@ -91,14 +91,13 @@ fn grid(row: &Row) -> [u32; 3] {
             };
             assert!(!(row.refused)(p, m), "{}, P = {p}, M = {m}", row.name);
             for (r, peaks) in checked.plan.peaks.iter().enumerate() {
-                let memory = sim::peak_memory(&checked.schedule, Rank(r as u32), TAPE, WORK);
-                for (what, formula, measured) in [
-                    ("peak", row.peak, i64::from(peaks.slots)),
-                    ("tapes", row.tapes, i64::from(peaks.tapes)),
-                    ("memory", row.memory, memory),
-                ] {
+                let memory = || sim::peak_memory(&checked.schedule, Rank(r as u32), TAPE, WORK);
+                let (slots, tapes) = (|| i64::from(peaks.slots), || i64::from(peaks.tapes));
+                let measures: [(_, _, &dyn Fn() -> i64); 3] =
+                    [("peak", row.peak, &slots), ("tapes", row.tapes, &tapes), ("memory", row.memory, &memory)];
+                for (what, formula, measured) in measures {
                     if let Some(value) = formula(p, m, r as i64) {
-                        assert_eq!(measured, value, "{}: {what} of rank {r}, P = {p}, M = {m}", row.name);
+                        assert_eq!(measured(), value, "{}: {what} of rank {r}, P = {p}, M = {m}", row.name);
                         applied[2] += 1;
                     }
                 }

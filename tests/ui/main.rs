@@ -89,6 +89,7 @@ fn every_code_has_a_case() {
         Code::MessageDoubled,
         Code::MessageEarly,
         Code::MessageUnknown,
+        Code::ShardMisplaced,
         Code::SlotsExhausted,
     ];
     let cases: Vec<String> = texts("schedule").into_iter().map(|(_, text)| text).collect();
