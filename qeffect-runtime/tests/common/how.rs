@@ -15,14 +15,12 @@ pub enum How {
     OneDevice,
 }
 
-pub const HOW: [How; 4] = [
-    How::PerRank(CaptureMode::Eager),
-    How::PerRank(CaptureMode::Action),
-    How::PerRank(CaptureMode::Step),
-    How::OneDevice,
-];
+pub const HOW: [How; 4] = [How::EAGER, How::PerRank(CaptureMode::Action), How::STEP, How::OneDevice];
 
 impl How {
+    pub const EAGER: How = How::PerRank(CaptureMode::Eager);
+    pub const STEP: How = How::PerRank(CaptureMode::Step);
+
     pub const fn is_eager(self) -> bool {
         matches!(self, How::PerRank(CaptureMode::Eager))
     }

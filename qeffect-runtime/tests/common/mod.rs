@@ -2,26 +2,21 @@
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
 pub mod how;
+pub mod settings;
 pub mod spans;
 pub mod spoil;
 pub mod tap;
 
 use qeffect_core::bind::Gradients;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
-use qeffect_core::recipe::Recipe;
 use qeffect_core::token::{Bwd, Fwd, Token};
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::data::Windows;
-use qeffect_runtime::device::{Caps, Device};
+use qeffect_runtime::device::Device;
 use qeffect_runtime::gpt::{GptConfig, GptStage, GptTape, GptWork};
 use qeffect_runtime::optim::{OptimConfig, Verdict};
 use qeffect_runtime::shard::{Shard, ShardConfig};
 use qeffect_runtime::stage::Stage as _;
-
-pub fn small(recipe: &str) -> GptConfig {
-    let recipe: Recipe = recipe.parse().unwrap();
-    GptConfig { vocab: 32, hidden: 32, heads: 4, ffn: 64, layers: 4, seq: 8, sequences: 2, recipe }
-}
 
 pub struct Solo {
     pub shard: Shard<GptStage>,
@@ -32,75 +27,26 @@ pub struct Solo {
 }
 
 impl Solo {
+    /// On the cpu device, with copied gradients.
     pub fn new(config: &GptConfig, blocks: &[usize], microbatches: u32, optim: OptimConfig) -> Solo {
-        Self::with_caps(config, blocks, microbatches, optim, Caps::default())
-    }
-
-    pub fn with_gradients(
-        config: &GptConfig,
-        blocks: &[usize],
-        microbatches: u32,
-        optim: OptimConfig,
-        gradients: Gradients,
-        coalesce: u32,
-        caps: Caps,
-    ) -> Solo {
-        Self::with(config, blocks, microbatches, optim, caps, gradients, coalesce)
-    }
-
-    pub fn with_caps(config: &GptConfig, blocks: &[usize], microbatches: u32, optim: OptimConfig, caps: Caps) -> Solo {
-        Self::with(config, blocks, microbatches, optim, caps, Gradients::Copied, 1)
-    }
-
-    fn with(
-        config: &GptConfig,
-        blocks: &[usize],
-        microbatches: u32,
-        optim: OptimConfig,
-        caps: Caps,
-        gradients: Gradients,
-        coalesce: u32,
-    ) -> Solo {
-        let device = Box::new(CpuDevice::with_caps(caps));
-        Self::build(config, blocks, microbatches, optim, (gradients, coalesce), device)
-    }
-
-    pub fn with_device(
-        config: &GptConfig,
-        blocks: &[usize],
-        microbatches: u32,
-        optim: OptimConfig,
-        gradients: Gradients,
-        device: Box<dyn Device>,
-    ) -> Solo {
-        Self::build(config, blocks, microbatches, optim, (gradients, 1), device)
+        Self::on(Box::new(CpuDevice::new()), config, blocks, microbatches, optim, (Gradients::Copied, 1))
     }
 
     /// With groups of that many microbatches, where gradients are coalesced.
-    pub fn build(
+    pub fn on(
+        device: Box<dyn Device>,
         config: &GptConfig,
         blocks: &[usize],
         microbatches: u32,
         optim: OptimConfig,
         (gradients, coalesce): (Gradients, u32),
-        device: Box<dyn Device>,
     ) -> Solo {
         let stages = config.stages(blocks).unwrap();
         let count = stages.len() as u32;
         let stages = stages.into_iter().enumerate().map(|(id, stage)| (StageId(id as u32), stage)).collect();
-        let shard_config = ShardConfig {
-            microbatches,
-            gradients,
-            grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
-            fast_accumulation: Default::default(),
-            coalesce,
-            data_parallel: 1,
-            tokens: config.tokens(),
-            rank: 0,
-            ranks: 1,
-            optim,
-            norm: config.norm_plan().unwrap(),
-        };
+        let norm = config.norm_plan().unwrap();
+        let shard_config =
+            ShardConfig { gradients, coalesce, ..settings::alone(microbatches, config.tokens(), optim, norm) };
         let mut shard = Shard::new(device, stages, shard_config).unwrap();
         shard.init(1).unwrap();
         shard.prologue().unwrap();

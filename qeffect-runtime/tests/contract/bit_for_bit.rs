@@ -9,10 +9,10 @@
 use std::collections::BTreeMap;
 
 use crate::common::how::{Case, HOW, How, ascending, cut, weight_gradients_ascend};
+use crate::common::settings::{adamw, tiny};
 use crate::common::{Solo, batch};
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
-use qeffect_core::recipe::Recipe;
 use qeffect_core::schedule::Update;
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::gpt::{GptConfig, GptStage};
@@ -23,22 +23,7 @@ use qeffect_runtime::shard::Named;
 const STEPS: u64 = 20;
 const MICROBATCHES: u32 = 4;
 
-const OPTIM: OptimConfig = OptimConfig {
-    steps: STEPS,
-    warmup: 3,
-    peak: 8e-3,
-    floor: 1e-3,
-    beta1: 0.9,
-    beta2: 0.95,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    clip: 1.0,
-};
-
-fn model(recipe: &str, layers: usize) -> GptConfig {
-    let recipe: Recipe = recipe.parse().unwrap();
-    GptConfig { vocab: 32, hidden: 16, heads: 2, ffn: 32, layers, seq: 8, sequences: 2, recipe }
-}
+const OPTIM: OptimConfig = adamw(STEPS, 3, 8e-3, 1e-3);
 
 struct Reference {
     losses: Vec<f64>,
@@ -68,14 +53,14 @@ fn same(reference: &BTreeMap<String, Named>, found: &BTreeMap<String, Named>, wh
 /// Under `direct` too, wherever the plan's weight gradients ascend; elsewhere `bind` refuses it.
 fn every_schedule_gives_the_bits_of(recipe: &str) {
     let references = [3, 6].map(|layers| {
-        let reference = reference(&model(recipe, layers), STEPS);
+        let reference = reference(&tiny(recipe, layers), STEPS);
         // The run is one: weights learn, and the reference's own steps differ from each other.
         assert!(reference[19].losses.iter().sum::<f64>() < 0.97 * reference[0].losses.iter().sum::<f64>());
         (layers, reference)
     });
     let (mut ran, mut refused) = (0, 0);
     for case in ascending(MICROBATCHES) {
-        let config = model(recipe, case.layers());
+        let config = tiny(recipe, case.layers());
         let (_, reference) = references.iter().find(|(layers, _)| *layers == case.layers()).unwrap();
         for (gradients, how) in [Gradients::Copied, Gradients::Direct].into_iter().flat_map(|g| HOW.map(|how| (g, how)))
         {
@@ -176,7 +161,7 @@ fn an_order_that_does_not_ascend_is_refused_by_name_and_gives_other_bits() {
         let name = checked.schedule.name.to_string();
         assert!(checked.order_dependent && checked.schedule.update == Update::Microbatch, "{name}");
         let run = |how: How, recipe: &str, allow_order_dependent: bool| {
-            let config = model(recipe, 3);
+            let config = tiny(recipe, 3);
             let stages = config.stages(cut(2).unwrap()).unwrap();
             let session_config = SessionConfig { allow_order_dependent, ..SessionConfig::new(OPTIM, config.tokens()) };
             let mut session = how.session(checked.clone(), stages, session_config, || Box::new(CpuDevice::new()))?;
@@ -186,9 +171,9 @@ fn an_order_that_does_not_ascend_is_refused_by_name_and_gives_other_bits() {
             session.snapshot()
         };
         let (by_microbatch, by_step) = ("fp8-delayed:history=4,update=microbatch", "fp8-delayed:history=4,update=step");
-        let ascending = reference(&model(by_microbatch, 3), 4).pop().unwrap().values;
+        let ascending = reference(&tiny(by_microbatch, 3), 4).pop().unwrap().values;
         // Folds commute: with one move per step the order is free.
-        let folded = reference(&model(by_step, 3), 4).pop().unwrap().values;
+        let folded = reference(&tiny(by_step, 3), 4).pop().unwrap().values;
         let mut wanted = None;
         for how in HOW {
             let refused = run(how, by_microbatch, false).unwrap_err();

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
+use crate::common::batch;
+use crate::common::settings::small;
 use crate::common::tap::Tap;
-use crate::common::{batch, small};
 use qeffect_core::bind::Gradients;
 use qeffect_core::dtype::Dtype;
 use qeffect_runtime::capture::CaptureMode;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use crate::common::{Solo, batch, small};
+use crate::common::settings::small;
+use crate::common::{Solo, batch};
 use qeffect_core::bind::Gradients;
 use qeffect_runtime::cmd::Cmd;
 use qeffect_runtime::cpu::CpuDevice;
@@ -68,7 +69,7 @@ fn replayed(recipe: &str, gradients: Gradients) -> (BTreeMap<&'static str, usize
     let log = Arc::new(Mutex::new(Log::default()));
     let device = CpuDevice::with_caps(Caps { fp8_needs_transposes: true, ..Caps::default() });
     let device = Box::new(Tap { device, log: Arc::clone(&log) });
-    let mut solo = Solo::with_device(&config, &[2, 2], 2, optim, gradients, device);
+    let mut solo = Solo::on(device, &config, &[2, 2], 2, optim, (gradients, 1));
     let known = |log: &Mutex<Log>| log.lock().unwrap().sizes.keys().copied().collect::<BTreeSet<Buf>>();
     let owned = known(&log);
     solo.step(&batch(&config, 0, 2));

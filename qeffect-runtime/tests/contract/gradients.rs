@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use crate::common::how::HOW;
-use crate::common::{Solo, batch, small};
+use crate::common::settings::small;
+use crate::common::{Solo, batch};
 use qeffect_core::bind::Gradients;
 use qeffect_core::plan::Checked;
 use qeffect_runtime::capture::CaptureMode;

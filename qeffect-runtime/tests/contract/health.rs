@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use crate::common::batch;
 use crate::common::how::HOW;
+use crate::common::settings::{adamw, small};
 use crate::common::tap::Tap;
-use crate::common::{batch, small};
 use crate::recompute::with_recomputation;
 use half::bf16;
 use qeffect_core::dtype::Dtype;
@@ -19,17 +20,7 @@ use qeffect_runtime::session::{CellHealth, Session, SessionConfig};
 use qeffect_runtime::stage::Role;
 use qeffect_schedules::{zb_h1, zb_v};
 
-const OPTIM: OptimConfig = OptimConfig {
-    steps: 50,
-    warmup: 2,
-    peak: 4e-3,
-    floor: 1e-3,
-    beta1: 0.9,
-    beta2: 0.95,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    clip: 1.0,
-};
+const OPTIM: OptimConfig = adamw(50, 2, 4e-3, 1e-3);
 
 fn floats(device: &mut dyn Device, buf: Buf) -> Vec<f32> {
     let spec = device.spec(buf).unwrap().clone();

@@ -1,36 +1,24 @@
 //! Measured steps: the same bits as ever, every action once and in its order, on one clock for all ranks.
 
+use crate::common::batch;
+use crate::common::how::{HOW, How};
+use crate::common::settings::small;
 use crate::common::spans::one_clock;
-use crate::common::{batch, small};
 use qeffect_core::bind::GradientChoice;
 use qeffect_core::plan::Checked;
-use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::gpt::GptStage;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_schedules::{one_f_one_b, zb_v};
 
-fn session(
-    checked: &Checked,
-    blocks: &[usize],
-    gradients: GradientChoice,
-    how: Option<CaptureMode>,
-) -> Session<GptStage> {
+fn session(checked: &Checked, blocks: &[usize], gradients: GradientChoice, how: How) -> Session<GptStage> {
     let config = small("fp8-delayed:history=4");
     let optim = OptimConfig { steps: 20, ..OptimConfig::default() };
-    let plain = SessionConfig { gradients: gradients.gradients, ..SessionConfig::new(optim, config.tokens()) };
+    let told = SessionConfig { gradients: gradients.gradients, ..SessionConfig::new(optim, config.tokens()) };
     let stages = config.stages(blocks).unwrap();
-    match how {
-        Some(capture) => Session::new(checked.clone(), stages, SessionConfig { capture, ..plain }),
-        None => Session::on_one_device(checked.clone(), stages, plain, Box::new(CpuDevice::new())),
-    }
-    .unwrap()
+    how.session(checked.clone(), stages, told, || Box::new(CpuDevice::new())).unwrap()
 }
-
-/// One device for all ranks is the fourth.
-const HOW: [Option<CaptureMode>; 4] =
-    [Some(CaptureMode::Eager), Some(CaptureMode::Action), Some(CaptureMode::Step), None];
 
 fn holds(checked: &Checked, blocks: &[usize], gradients: &str) {
     let gradients: GradientChoice = gradients.parse().unwrap();

@@ -91,7 +91,7 @@ fn run(model: &GptConfig, name: &str, ranks: i64, gradients: Gradients, seed: u6
 
 #[test]
 fn every_order_that_effects_allow_gives_the_same_bits() {
-    let model = crate::common::small("fp8-delayed:history=4,update=microbatch");
+    let model = crate::common::settings::small("fp8-delayed:history=4,update=microbatch");
     for gradients in [Gradients::Copied, Gradients::Coalesced] {
         for ranks in [1, 2] {
             let mut reference: Option<Snapshot> = None;

@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 
 use crate::common::how::{HOW, How, ascending, weight_gradients_ascend};
+use crate::common::settings::{adamw, tiny};
 use crate::common::{Solo, batch};
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
 use qeffect_core::ids::Stage as StageId;
 use qeffect_core::plan::Checked;
-use qeffect_core::recipe::Recipe;
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::device::Caps;
 use qeffect_runtime::error::Result;
@@ -24,24 +24,9 @@ use qeffect_runtime::stage::{ParamKind, Stage};
 const STEPS: u64 = 6;
 const MICROBATCHES: u32 = 4;
 
-const OPTIM: OptimConfig = OptimConfig {
-    steps: STEPS,
-    warmup: 2,
-    peak: 8e-3,
-    floor: 1e-3,
-    beta1: 0.9,
-    beta2: 0.95,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    clip: 1.0,
-};
+const OPTIM: OptimConfig = adamw(STEPS, 2, 8e-3, 1e-3);
 
 const RECIPES: [&str; 3] = ["fp8-delayed:history=4,update=microbatch", "fp8-delayed:history=4,update=step", "bf16"];
-
-fn model(recipe: &str, layers: usize) -> GptConfig {
-    let recipe: Recipe = recipe.parse().unwrap();
-    GptConfig { vocab: 32, hidden: 16, heads: 2, ffn: 32, layers, seq: 8, sequences: 2, recipe }
-}
 
 /// What a run leaves: per step the norm, at the end every value by name.
 #[derive(PartialEq, Debug)]
@@ -74,7 +59,8 @@ fn without_transposed(mut values: BTreeMap<String, Named>) -> BTreeMap<String, N
 }
 
 fn new_solo(config: &GptConfig, gradients: Gradients, coalesce: u32, caps: Caps) -> Solo {
-    Solo::with_gradients(config, &[config.layers], MICROBATCHES, OPTIM, gradients, coalesce, caps)
+    let device = Box::new(CpuDevice::with_caps(caps));
+    Solo::on(device, config, &[config.layers], MICROBATCHES, OPTIM, (gradients, coalesce))
 }
 
 fn solo(config: &GptConfig, gradients: Gradients, coalesce: u32, caps: Caps) -> Trace {
@@ -100,7 +86,7 @@ fn run(how: How, config: &GptConfig, checked: &Checked, blocks: &[usize], caps: 
 #[test]
 fn direct_gives_the_bits_of_copied() {
     for recipe in RECIPES {
-        let config = model(recipe, 6);
+        let config = tiny(recipe, 6);
         let want = solo(&config, Gradients::Copied, 1, Caps::default());
         solo(&config, Gradients::Copied, 1, TRANSPOSES).equals(&want, recipe);
         for caps in [Caps::default(), TRANSPOSES] {
@@ -111,10 +97,10 @@ fn direct_gives_the_bits_of_copied() {
 
 /// Groups of `n` give the same bits under every schedule in every mode, as long as groups ascend.
 fn groups_give_the_same_bits(recipe: &str, n: u32, caps: Caps) {
-    let wanted = [3, 6].map(|layers| (layers, solo(&model(recipe, layers), Gradients::Coalesced, n, Caps::default())));
+    let wanted = [3, 6].map(|layers| (layers, solo(&tiny(recipe, layers), Gradients::Coalesced, n, Caps::default())));
     let mut same = 0;
     for case in ascending(MICROBATCHES) {
-        let config = model(recipe, case.layers());
+        let config = tiny(recipe, case.layers());
         let (_, want) = wanted.iter().find(|(layers, _)| *layers == case.layers()).unwrap();
         let checked = case.checked.coalesced(n).unwrap();
         let ascends = weight_gradients_ascend(&checked, n);
@@ -166,7 +152,7 @@ fn groups_in_bf16() {
 #[test]
 fn one_group_of_all_microbatches_has_the_bits_of_copied() {
     for recipe in RECIPES {
-        let config = model(recipe, 6);
+        let config = tiny(recipe, 6);
         let want = solo(&config, Gradients::Copied, 1, Caps::default());
         for caps in [Caps::default(), TRANSPOSES] {
             for n in [MICROBATCHES, MICROBATCHES + 3] {
@@ -181,7 +167,7 @@ fn one_group_of_all_microbatches_has_the_bits_of_copied() {
 /// (M - 1)·u/(1 - (M - 1)·u) times the sum of their magnitudes, u = 2⁻²⁴, so two such sums differ by at most twice that.
 #[test]
 fn coalesced_differs_from_direct_by_the_rounding_of_additions() {
-    let config = model("bf16", 6); // without hidden state a microbatch's product does not depend on the others
+    let config = tiny("bf16", 6); // without hidden state a microbatch's product does not depend on the others
     let batch = batch(&config, 0, MICROBATCHES);
     let gradients = |gradients, coalesce| {
         let mut solo = new_solo(&config, gradients, coalesce, Caps::default());
@@ -219,7 +205,7 @@ fn coalesced_differs_from_direct_by_the_rounding_of_additions() {
 /// A group whose first member is done holds regions and a product; an abort drops both.
 #[test]
 fn an_aborted_step_leaves_nothing_of_a_group_behind() {
-    let config = model("bf16", 6);
+    let config = tiny("bf16", 6);
     let data = batch(&config, 0, MICROBATCHES);
     let step = |solo: &mut Solo| {
         let verdict = solo.step(&data).1;
@@ -244,7 +230,7 @@ fn an_aborted_step_leaves_nothing_of_a_group_behind() {
 /// works of all its members.
 #[test]
 fn destinations_and_works_are_counted() {
-    let config = model("fp8-delayed:history=4", 6);
+    let config = tiny("fp8-delayed:history=4", 6);
     let report = |gradients, coalesce| {
         let mut solo = new_solo(&config, gradients, coalesce, Caps::default());
         solo.step(&batch(&config, 0, MICROBATCHES));

@@ -1,6 +1,8 @@
 //! Recomputation: the tape that R makes has the bytes that F's would have had, and nothing moves twice.
 
-use crate::common::{batch, small};
+use crate::common::batch;
+use crate::common::how::{HOW, How};
+use crate::common::settings::{alone, small};
 use std::collections::BTreeMap;
 
 use qeffect_core::action::{Item, Kind};
@@ -9,13 +11,12 @@ use qeffect_core::check::{Options, check};
 use qeffect_core::ids::{Microbatch, Rank, Stage as StageId};
 use qeffect_core::plan::Checked;
 use qeffect_core::token::Token;
-use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cpu::CpuDevice;
-use qeffect_runtime::device::{Caps, Device};
-use qeffect_runtime::gpt::{GptConfig, GptStage};
+use qeffect_runtime::device::Caps;
+use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
-use qeffect_runtime::session::{Session, SessionConfig, Snapshot};
-use qeffect_runtime::shard::{Named, Shard, ShardConfig};
+use qeffect_runtime::session::{SessionConfig, Snapshot};
+use qeffect_runtime::shard::{Named, Shard};
 use qeffect_schedules::{gpipe, one_f_one_b, zb_h1, zb_v};
 
 const MICROBATCHES: u32 = 3;
@@ -26,19 +27,8 @@ fn run(config: &GptConfig, caps: Caps, recompute: bool) -> (Vec<u64>, BTreeMap<S
     let stages = config.stages(&[1, 2, 1]).unwrap();
     let count = stages.len() as u32;
     let stages = stages.into_iter().enumerate().map(|(id, stage)| (StageId(id as u32), stage)).collect();
-    let shard_config = ShardConfig {
-        microbatches: MICROBATCHES,
-        data_parallel: 1,
-        tokens: config.tokens(),
-        rank: 0,
-        ranks: 1,
-        optim: OptimConfig { steps: 6, warmup: 2, peak: 3e-3, floor: 3e-4, ..OptimConfig::default() },
-        norm: config.norm_plan().unwrap(),
-        gradients: Gradients::Copied,
-        grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
-        fast_accumulation: Default::default(),
-        coalesce: 1,
-    };
+    let optim = OptimConfig { steps: 6, warmup: 2, peak: 3e-3, floor: 3e-4, ..OptimConfig::default() };
+    let shard_config = alone(MICROBATCHES, config.tokens(), optim, config.norm_plan().unwrap());
     let mut shard = Shard::new(Box::new(CpuDevice::with_caps(caps)), stages, shard_config).unwrap();
     shard.init(1).unwrap();
     shard.prologue().unwrap();
@@ -141,11 +131,6 @@ pub fn with_recomputation(checked: &Checked, chosen: impl Fn(Item) -> bool) -> C
 const TRANSPOSES: Caps =
     Caps { fp8_needs_transposes: true, fp8_multiple: 1, bf16_only: false, fuses: false, parallel: false };
 
-/// The training step of every rank as code, or captured; `None`: as one list of a device for all.
-type How = Option<CaptureMode>;
-
-const HOW: [How; 4] = [Some(CaptureMode::Eager), Some(CaptureMode::Action), Some(CaptureMode::Step), None];
-
 /// Losses of every step, all state, bytes of seeds and of tapes by stage.
 type Outcome = (Vec<u64>, Snapshot, Vec<[usize; 2]>);
 
@@ -153,14 +138,8 @@ fn train(config: &GptConfig, checked: &Checked, how: How, caps: Caps, gradients:
     let stages = config.stages(&config.split(checked.schedule.stages as usize).unwrap()).unwrap();
     let optim = OptimConfig { steps: 6, warmup: 2, peak: 3e-3, floor: 3e-4, ..OptimConfig::default() };
     let session_config = SessionConfig { gradients, ..SessionConfig::new(optim, config.tokens()) };
-    let device = || -> Box<dyn Device> { Box::new(CpuDevice::with_caps(caps)) };
-    let mut session: Session<GptStage> = match how {
-        Some(capture) => {
-            let session_config = SessionConfig { capture, ..session_config };
-            Session::with_devices(checked.clone(), stages, session_config, |_| Ok(device())).unwrap()
-        }
-        None => Session::on_one_device(checked.clone(), stages, session_config, device()).unwrap(),
-    };
+    let mut session =
+        how.session(checked.clone(), stages, session_config, || Box::new(CpuDevice::with_caps(caps))).unwrap();
     let (mut losses, mut kept) = (Vec::new(), Vec::new());
     for step in 0..6 {
         let report = session.step(batch(config, step, checked.schedule.microbatches)).unwrap();
@@ -181,7 +160,7 @@ fn a_schedule_with_r_has_the_bits_of_the_one_without_in_every_mode() {
             let what = format!("{recipe}, {}", plain.schedule.name);
             let all = with_recomputation(plain, |_| true);
             let some = with_recomputation(plain, |item| (item.stage.0 + item.microbatch.0).is_multiple_of(2));
-            let (losses, state, _) = train(&config, plain, HOW[0], Caps::default(), Gradients::Copied);
+            let (losses, state, _) = train(&config, plain, How::EAGER, Caps::default(), Gradients::Copied);
             for how in HOW {
                 for again in [&all, &some] {
                     let (found, state_again, _) = train(&config, again, how, Caps::default(), Gradients::Copied);
@@ -206,8 +185,8 @@ fn r_has_the_bits_of_the_run_without_in_every_placement_of_gradients() {
                 (Gradients::Coalesced, plain.clone().coalesced(2).unwrap(), again.clone().coalesced(2).unwrap()),
             ];
             for (gradients, plain, again) in pairs {
-                let (losses, state, _) = train(&config, &plain, HOW[0], caps, gradients);
-                for how in [HOW[0], HOW[2]] {
+                let (losses, state, _) = train(&config, &plain, How::EAGER, caps, gradients);
+                for how in [How::EAGER, How::STEP] {
                     let (found, state_again, _) = train(&config, &again, how, caps, gradients);
                     assert_eq!(found, losses, "{recipe}, {gradients:?}, {how:?}");
                     assert_eq!(state_again, state, "{recipe}, {gradients:?}, {how:?}");
@@ -222,7 +201,7 @@ fn r_has_the_bits_of_the_run_without_in_every_placement_of_gradients() {
 fn what_is_retained_between_f_and_r_is_the_input() {
     let config = small("bf16");
     let plain = gpipe::<2, 4>();
-    let eager = |checked: &Checked| train(&config, checked, HOW[0], Caps::default(), Gradients::Copied).2;
+    let eager = |checked: &Checked| train(&config, checked, How::EAGER, Caps::default(), Gradients::Copied).2;
     let (kept, again) = (eager(plain), eager(&with_recomputation(plain, |_| true)));
     let boundary = config.tokens() * config.hidden * 2;
     for (stage, (without, with)) in kept.iter().zip(&again).enumerate() {

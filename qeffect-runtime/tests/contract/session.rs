@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::common::batch;
+use crate::common::settings::{adamw, small};
 use qeffect_core::code::Code;
 use qeffect_core::ids::Rank;
 use qeffect_core::token::{Bwd, Fwd, Token};
@@ -21,20 +22,10 @@ use qeffect_runtime::session::{Session, SessionConfig, Snapshot};
 use qeffect_runtime::stage::{Stage, StageSpec};
 use qeffect_schedules::{eval_v, one_f_one_b, zb_v};
 
-const OPTIM: OptimConfig = OptimConfig {
-    steps: 40,
-    warmup: 2,
-    peak: 4e-3,
-    floor: 1e-3,
-    beta1: 0.9,
-    beta2: 0.95,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    clip: 1.0,
-};
+const OPTIM: OptimConfig = adamw(40, 2, 4e-3, 1e-3);
 
 fn model() -> GptConfig {
-    crate::common::small("fp8-delayed:history=4")
+    small("fp8-delayed:history=4")
 }
 
 const fn session_config(config: &GptConfig) -> SessionConfig {

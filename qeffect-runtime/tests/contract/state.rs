@@ -1,6 +1,7 @@
 //! Scales, histories, weight caches and gradient slots of one linear layer, number by number.
 
-use crate::common::{Solo, batch, small};
+use crate::common::settings::{adamw, alone, small};
+use crate::common::{Solo, batch};
 use half::bf16;
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
@@ -18,7 +19,7 @@ use qeffect_runtime::error::{Error, Result};
 use qeffect_runtime::op::{Effects, Op};
 use qeffect_runtime::ops::linear::{Linear, LinearOp, LinearTape, LinearWork};
 use qeffect_runtime::optim::{NormPlan, OptimConfig, Verdict};
-use qeffect_runtime::shard::{Named, Shard, ShardConfig};
+use qeffect_runtime::shard::{Named, Shard};
 use qeffect_runtime::stage::{Init, Layout, Stage, StageSpec};
 
 const TOKENS: usize = 16;
@@ -82,17 +83,7 @@ struct Bench {
 }
 
 /// No learning: the tests move the weight themselves.
-const STILL: OptimConfig = OptimConfig {
-    steps: 8,
-    warmup: 0,
-    peak: 0.0,
-    floor: 0.0,
-    beta1: 0.9,
-    beta2: 0.95,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    clip: f32::INFINITY,
-};
+const STILL: OptimConfig = OptimConfig { clip: f32::INFINITY, ..adamw(8, 0, 0.0, 0.0) };
 
 impl Bench {
     fn new(recipe: &str, microbatches: u32) -> Bench {
@@ -104,19 +95,8 @@ impl Bench {
         let mut spec = StageSpec::new(recipe);
         (spec.input, spec.output) = (vec![[TOKENS, WIDTH]], vec![[TOKENS, WIDTH]]);
         let layer = Linear::new(&mut spec, "layer", [WIDTH, WIDTH], false, Init::Ones, true);
-        let config = ShardConfig {
-            microbatches,
-            gradients: Gradients::Copied,
-            grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
-            fast_accumulation: Default::default(),
-            coalesce: 1,
-            data_parallel: 1,
-            tokens: TOKENS,
-            rank: 0,
-            ranks: 1,
-            optim: STILL,
-            norm: NormPlan::new([("layer.weight", WIDTH * WIDTH)]).unwrap(),
-        };
+        let norm = NormPlan::new([("layer.weight", WIDTH * WIDTH)]).unwrap();
+        let config = alone(microbatches, TOKENS, STILL, norm);
         let device = Box::new(CpuDevice::with_caps(caps));
         let mut shard = Shard::new(device, vec![(STAGE, OneLayer { spec, layer, twice })], config).unwrap();
         shard.init(0).unwrap();
@@ -588,7 +568,7 @@ fn transposed_copies_change_no_bit() {
     let config = small("fp8-delayed:history=4");
     let optim = OptimConfig { steps: 4, peak: 3e-3, floor: 3e-4, ..OptimConfig::default() };
     let [mut plain, mut both] = [Caps::default(), Caps { fp8_needs_transposes: true, ..Caps::default() }]
-        .map(|caps| Solo::with_caps(&config, &[4], 2, optim, caps));
+        .map(|caps| Solo::on(Box::new(CpuDevice::with_caps(caps)), &config, &[4], 2, optim, (Gradients::Copied, 1)));
     for step in 0..4 {
         let data = batch(&config, step, 2);
         assert_eq!(plain.step(&data), both.step(&data));

@@ -1,32 +1,21 @@
 //! The declared transport places sends and receives elsewhere in the programs of the ranks, and changes no number.
 
 use crate::common::batch;
+use crate::common::settings::{adamw, tiny};
 use qeffect_core::check::{Options, check};
 use qeffect_core::plan::Op;
 use qeffect_core::schedule::Transport;
-use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_schedules::by_name;
 
 const MICROBATCHES: u32 = 4;
 
-const OPTIM: OptimConfig = OptimConfig {
-    steps: 3,
-    warmup: 1,
-    peak: 8e-3,
-    floor: 1e-3,
-    beta1: 0.9,
-    beta2: 0.95,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    clip: 1.0,
-};
+const OPTIM: OptimConfig = adamw(3, 1, 8e-3, 1e-3);
 
 #[test]
 fn a_blocking_stream_in_the_global_order_gives_the_same_bits() {
-    let recipe = "fp8-delayed:history=4,update=microbatch".parse().unwrap();
-    let config = GptConfig { vocab: 32, hidden: 16, heads: 2, ffn: 32, layers: 4, seq: 8, sequences: 2, recipe };
+    let config = tiny("fp8-delayed:history=4,update=microbatch", 4);
     for (name, ranks, blocks) in [("one_f_one_b", 4, &[1, 1, 2, 0][..]), ("zb_v", 2, &[1, 1, 1, 1][..])] {
         let run = |transport: Transport| {
             let built = (by_name(name).unwrap().build)(ranks, i64::from(MICROBATCHES)).unwrap();

@@ -1,6 +1,6 @@
 //! A layer that not every microbatch uses: its scaling state moves for those that do.
 
-use qeffect_core::bind::Gradients;
+use crate::common::settings::alone;
 use qeffect_core::dtype::Dtype;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_core::token::{Bwd, Fwd, Token};
@@ -12,7 +12,7 @@ use qeffect_runtime::error::Result;
 use qeffect_runtime::op::{Effects, Op};
 use qeffect_runtime::ops::linear::{Linear, LinearOp, LinearTape, LinearWork};
 use qeffect_runtime::optim::{NormPlan, OptimConfig};
-use qeffect_runtime::shard::{Shard, ShardConfig};
+use qeffect_runtime::shard::Shard;
 use qeffect_runtime::stage::{Init, Stage, StageSpec};
 
 const TOKENS: usize = 16;
@@ -88,19 +88,8 @@ fn a_layer_that_a_microbatch_does_not_use_is_not_rolled_for_it() {
     let mut spec = StageSpec::new("fp8-delayed:history=4".parse().unwrap());
     (spec.input, spec.output) = (vec![[TOKENS, WIDTH]], vec![[TOKENS, WIDTH]]);
     let [a, b] = ["a", "b"].map(|name| Linear::new(&mut spec, name, [WIDTH, WIDTH], false, Init::Ones, true));
-    let config = ShardConfig {
-        microbatches: 2,
-        gradients: Gradients::Copied,
-        grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
-        fast_accumulation: Default::default(),
-        coalesce: 1,
-        data_parallel: 1,
-        tokens: TOKENS,
-        rank: 0,
-        ranks: 1,
-        optim: OptimConfig::default(),
-        norm: NormPlan::new([("a.weight", WIDTH * WIDTH), ("b.weight", WIDTH * WIDTH)]).unwrap(),
-    };
+    let norm = NormPlan::new([("a.weight", WIDTH * WIDTH), ("b.weight", WIDTH * WIDTH)]).unwrap();
+    let config = alone(2, TOKENS, OptimConfig::default(), norm);
     let stage = TwoLayers { spec, a, b };
     let mut shard = Shard::new(Box::new(CpuDevice::new()), vec![(STAGE, stage)], config).unwrap();
     shard.init(0).unwrap();

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 
 use crate::common::batch;
 use crate::common::how::{HOW, How};
+use crate::common::settings::{adamw, tiny};
 use crate::watched;
 use qeffect_core::check::{Options, check};
 use qeffect_core::code::Code;
@@ -31,7 +32,6 @@ use qeffect_runtime::cx::Cx;
 use qeffect_runtime::error::{Error, Result};
 use qeffect_runtime::gpt::{GptConfig, GptStage, GptTape, GptWork};
 use qeffect_runtime::op::Effects;
-use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::stage::{Stage, StageSpec};
 use qeffect_schedules::{eval_loop, zb_h1};
@@ -39,23 +39,11 @@ use qeffect_schedules::{eval_loop, zb_h1};
 const MICROBATCHES: u32 = 4;
 
 fn model() -> GptConfig {
-    let recipe = "fp8-delayed:history=4,update=microbatch".parse().unwrap();
-    GptConfig { vocab: 32, hidden: 16, heads: 2, ffn: 32, layers: 2, seq: 8, sequences: 2, recipe }
+    tiny("fp8-delayed:history=4,update=microbatch", 2)
 }
 
 fn config() -> SessionConfig {
-    let optim = OptimConfig {
-        steps: 50,
-        warmup: 2,
-        peak: 4e-3,
-        floor: 1e-3,
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        clip: 1.0,
-    };
-    SessionConfig::new(optim, model().tokens())
+    SessionConfig::new(adamw(50, 2, 4e-3, 1e-3), model().tokens())
 }
 
 /// What an op does to its stage's hidden state beside what it should.

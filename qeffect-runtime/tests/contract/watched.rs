@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use crate::common::how::How;
+use crate::common::settings::{adamw, tiny};
 use crate::common::spoil::{element, output};
 use qeffect_core::dtype::Dtype;
 use qeffect_core::plan::Checked;
@@ -16,21 +17,10 @@ use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::stage::Stage;
 
-pub const OPTIM: OptimConfig = OptimConfig {
-    steps: 200,
-    warmup: 2,
-    peak: 4e-3,
-    floor: 1e-3,
-    beta1: 0.9,
-    beta2: 0.95,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    clip: 1.0,
-};
+pub const OPTIM: OptimConfig = adamw(200, 2, 4e-3, 1e-3);
 
 pub fn model() -> GptConfig {
-    let recipe = "fp8-delayed:history=4".parse().unwrap();
-    GptConfig { vocab: 32, hidden: 16, heads: 2, ffn: 32, layers: 2, seq: 8, sequences: 2, recipe }
+    tiny("fp8-delayed:history=4", 2)
 }
 
 /// What a device under test does beside its work, and what it has seen.

@@ -78,7 +78,7 @@ fn a_replayed_step_gives_the_bits_of_the_eager_one() {
             let seen = Arc::new(Mutex::new(Seen::default()));
             let device = CudaDevice::with_lanes(0, lanes).unwrap();
             let device = Box::new(Recorder { device, seen: seen.clone() });
-            let mut solo = Solo::with_device(&config, &[config.layers], MICROBATCHES, OPTIM, gradients, device);
+            let mut solo = Solo::on(device, &config, &[config.layers], MICROBATCHES, OPTIM, (gradients, 1));
             seen.lock().unwrap().list.clear(); // a step begins after the prologue
             seen.lock().unwrap().done = false;
             // What there is before a step outlives it; what a step leases does not.

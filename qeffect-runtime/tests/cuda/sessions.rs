@@ -39,7 +39,7 @@ pub struct Wanted {
 pub fn wanted(config: &GptConfig, gradients: Gradients) -> Wanted {
     let group = if gradients == Gradients::Coalesced { GROUP } else { 1 };
     let device = Box::new(CudaDevice::new(0).unwrap());
-    let mut solo = Solo::build(config, &[config.layers], MICROBATCHES, OPTIM, (gradients, group), device);
+    let mut solo = Solo::on(device, config, &[config.layers], MICROBATCHES, OPTIM, (gradients, group));
     let mut wanted = Wanted { losses: Vec::new(), values: BTreeMap::new() };
     for step in 0..STEPS {
         assert!(solo.step(&batch(config, step, MICROBATCHES)).1.commit);

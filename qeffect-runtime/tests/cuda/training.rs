@@ -13,6 +13,7 @@ use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::shard::Named;
 use qeffect_schedules::library;
 
+use crate::common::settings::adamw;
 use crate::common::{Solo, batch};
 use crate::rig::there_is_a_gpu;
 
@@ -20,17 +21,7 @@ pub const STEPS: u64 = 20;
 pub const MICROBATCHES: u32 = 4;
 pub const RECIPES: [&str; 3] = ["fp8-delayed:history=4,update=microbatch", "fp8-delayed:history=4,update=step", "bf16"];
 
-pub const OPTIM: OptimConfig = OptimConfig {
-    steps: STEPS,
-    warmup: 3,
-    peak: 8e-3,
-    floor: 1e-3,
-    beta1: 0.9,
-    beta2: 0.95,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    clip: 1.0,
-};
+pub const OPTIM: OptimConfig = adamw(STEPS, 3, 8e-3, 1e-3);
 
 pub fn model(recipe: &str) -> GptConfig {
     let recipe: Recipe = recipe.parse().unwrap();
@@ -39,8 +30,8 @@ pub fn model(recipe: &str) -> GptConfig {
 
 /// The unsplit model on the GPU.
 pub fn solo(config: &GptConfig, gradients: Gradients) -> Solo {
-    let device = CudaDevice::new(0).unwrap();
-    Solo::with_device(config, &[config.layers], MICROBATCHES, OPTIM, gradients, Box::new(device))
+    let device = Box::new(CudaDevice::new(0).unwrap());
+    Solo::on(device, config, &[config.layers], MICROBATCHES, OPTIM, (gradients, 1))
 }
 
 pub type Values = BTreeMap<String, Named>;
@@ -61,7 +52,7 @@ fn the_loss_follows_that_of_the_cpu() {
         let config = model(recipe);
         let caps = Caps { fp8_needs_transposes: true, ..Caps::default() };
         let cpu = Box::new(CpuDevice::with_caps(caps));
-        let mut cpu = Solo::with_device(&config, &[config.layers], MICROBATCHES, OPTIM, Gradients::Copied, cpu);
+        let mut cpu = Solo::on(cpu, &config, &[config.layers], MICROBATCHES, OPTIM, (Gradients::Copied, 1));
         let mut gpu = solo(&config, Gradients::Direct);
         let (mut first, mut last, mut largest) = (0.0, 0.0, 0.0f64);
         for step in 0..STEPS {

@@ -1,6 +1,7 @@
 //! The whole model against PyTorch in float32: every gradient of one step, and a training run of 20.
 
 use crate::common::Solo;
+use crate::common::settings::adamw;
 use crate::golden::{Golden, relative_error};
 use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_runtime::data::Windows;
@@ -17,17 +18,7 @@ fn config(recipe: &str) -> GptConfig {
 }
 
 fn optim() -> OptimConfig {
-    OptimConfig {
-        steps: STEPS,
-        warmup: 4,
-        peak: 4e-3,
-        floor: 4e-4,
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        clip: 1.0,
-    }
+    adamw(STEPS, 4, 4e-3, 4e-4)
 }
 
 /// The model, with the golden file's parameters.

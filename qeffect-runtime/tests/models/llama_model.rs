@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::common::how::{HOW, How};
 use crate::golden::Golden;
 use qeffect_core::plan::Checked;
-use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::data::Windows;
 use qeffect_runtime::llama::{LlamaConfig, LlamaStage};
@@ -17,19 +17,11 @@ use qeffect_schedules::{eval_loop, eval_v, gpipe, interleaved_1f1b, one_f_one_b,
 
 const MICROBATCHES: u32 = 4;
 
-fn session(
-    config: &LlamaConfig,
-    checked: &Checked,
-    blocks: &[usize],
-    capture: Option<CaptureMode>,
-) -> Session<LlamaStage> {
+fn session(config: &LlamaConfig, checked: &Checked, blocks: &[usize], how: How) -> Session<LlamaStage> {
     let optim = OptimConfig { steps: 40, warmup: 2, peak: 8e-3, floor: 1e-3, ..OptimConfig::default() };
     let stages = config.stages(blocks).unwrap();
-    let plain = SessionConfig::new(optim, config.tokens());
-    match capture {
-        Some(capture) => Session::new(checked.clone(), stages, SessionConfig { capture, ..plain }).unwrap(),
-        None => Session::on_one_device(checked.clone(), stages, plain, Box::new(CpuDevice::new())).unwrap(),
-    }
+    let told = SessionConfig::new(optim, config.tokens());
+    how.session(checked.clone(), stages, told, || Box::new(CpuDevice::new())).unwrap()
 }
 
 fn paths(config: &LlamaConfig) -> Vec<String> {
@@ -90,7 +82,7 @@ fn is_that_of_pytorch(golden: &Golden, config: &LlamaConfig, session: &mut Sessi
 #[test]
 fn every_gradient_of_one_step_is_that_of_pytorch() {
     let config = golden_config(3, false);
-    let mut session = session(&config, zb_v::<2, 4>(), &[0, 1, 2, 0], Some(CaptureMode::Step));
+    let mut session = session(&config, zb_v::<2, 4>(), &[0, 1, 2, 0], How::STEP);
     is_that_of_pytorch(&Golden::open("llama"), &config, &mut session, eval_v::<2, 4>().clone());
 }
 
@@ -98,9 +90,9 @@ fn every_gradient_of_one_step_is_that_of_pytorch() {
 #[test]
 fn every_gradient_of_a_tied_model_is_that_of_pytorch() {
     let (golden, config) = (Golden::open("llama_tied"), golden_config(2, true));
-    let mut across = session(&config, zb_h1::<2, 4>(), &[1, 1], Some(CaptureMode::Step));
+    let mut across = session(&config, zb_h1::<2, 4>(), &[1, 1], How::STEP);
     is_that_of_pytorch(&golden, &config, &mut across, eval_loop::build(2, 4, 1).unwrap());
-    let mut within = session(&config, zb_v::<2, 4>(), &[0, 1, 1, 0], None);
+    let mut within = session(&config, zb_v::<2, 4>(), &[0, 1, 1, 0], How::OneDevice);
     is_that_of_pytorch(&golden, &config, &mut within, eval_v::<2, 4>().clone());
 }
 
@@ -132,7 +124,7 @@ fn gradients_equal_finite_differences_at_odd_sizes() {
             recipe: "f64".parse().unwrap(),
         };
         let batch = batch(&config, 0);
-        let mut session = session(&config, one_f_one_b::<2, 4>(), &[1, 1], Some(CaptureMode::Eager));
+        let mut session = session(&config, one_f_one_b::<2, 4>(), &[1, 1], How::EAGER);
         let evaluation = session.evaluation(eval_loop::build(2, 4, 1).unwrap()).unwrap();
         let values = |path: &str, elements: usize| -> Vec<f64> {
             let norm = if path.ends_with("norm.weight") { 1.0 } else { 0.0 };
@@ -173,13 +165,8 @@ fn gradients_equal_finite_differences_at_odd_sizes() {
     }
 }
 
-fn trained(
-    config: &LlamaConfig,
-    checked: &Checked,
-    blocks: &[usize],
-    capture: Option<CaptureMode>,
-) -> (Vec<u64>, Vec<(String, Vec<u8>)>) {
-    let mut session = session(config, checked, blocks, capture);
+fn trained(config: &LlamaConfig, checked: &Checked, blocks: &[usize], how: How) -> (Vec<u64>, Vec<(String, Vec<u8>)>) {
+    let mut session = session(config, checked, blocks, how);
     let mut numbers = Vec::new();
     for step in 0..8 {
         let report = session.step(batch(config, step % 2)).unwrap();
@@ -211,7 +198,7 @@ fn every_schedule_gives_the_bits_of_the_uncut_model() {
             tied,
             recipe: recipe.parse().unwrap(),
         };
-        let want = trained(&config, one_f_one_b::<1, 4>(), &[4], Some(CaptureMode::Eager));
+        let want = trained(&config, one_f_one_b::<1, 4>(), &[4], How::EAGER);
         let loss = |step: usize| f64::from_bits(want.0[5 * step]);
         assert!(loss(6) < loss(0), "{recipe}, tied: {tied}: it learns, the batch is the same");
         let runs: [(&Checked, &[usize]); 5] = [
@@ -222,9 +209,9 @@ fn every_schedule_gives_the_bits_of_the_uncut_model() {
             (&interleaved_1f1b::build(2, 4, 2).unwrap(), &[1, 1, 1, 1]),
         ];
         for (checked, blocks) in runs {
-            for capture in [Some(CaptureMode::Eager), Some(CaptureMode::Action), Some(CaptureMode::Step), None] {
-                let found = trained(&config, checked, blocks, capture);
-                assert!(found == want, "{recipe}, tied: {tied}, {}, {capture:?}", checked.schedule.name);
+            for how in HOW {
+                let found = trained(&config, checked, blocks, how);
+                assert!(found == want, "{recipe}, tied: {tied}, {}, {how:?}", checked.schedule.name);
             }
         }
     }
@@ -281,7 +268,7 @@ fn of_two_tied_parameters_one_value_is_enough_and_two_are_the_same() {
     };
     let untied = LlamaConfig { tied: false, ..config };
     assert_eq!(untied.parameters().unwrap() - config.parameters().unwrap(), 8 * 8);
-    let mut session = session(&config, gpipe::<2, 4>(), &[1, 1], Some(CaptureMode::Eager));
+    let mut session = session(&config, gpipe::<2, 4>(), &[1, 1], How::EAGER);
     let values: Vec<f64> = (0..64).map(f64::from).collect();
     for path in ["wte", "head.weight"] {
         session.set_params(BTreeMap::from([(path.to_owned(), values.clone())])).unwrap();
@@ -300,7 +287,7 @@ fn of_two_tied_parameters_one_value_is_enough_and_two_are_the_same() {
 #[test]
 fn views_of_packed_parameters_are_read_and_written_by_name() {
     let config = golden_config(2, false);
-    let mut session = session(&config, one_f_one_b::<2, 4>(), &[1, 1], Some(CaptureMode::Eager));
+    let mut session = session(&config, one_f_one_b::<2, 4>(), &[1, 1], How::EAGER);
     session.step(batch(&config, 0)).unwrap();
     for (packed, parts) in [("qkv", &[("q", 24), ("k", 8), ("v", 8)][..]), ("gate_up", &[("gate", 40), ("up", 40)])] {
         let packed = format!("blocks.1.{packed}.weight");

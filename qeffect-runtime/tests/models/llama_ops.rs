@@ -1,5 +1,6 @@
 //! The ops of a Llama: their kernels against PyTorch's in f32, and a chain of all of them against finite differences in f64.
 
+use crate::common::settings::alone;
 use crate::golden::Golden;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_core::token::{Bwd, Fwd, Token};
@@ -13,7 +14,7 @@ use qeffect_runtime::kernels::silu::{silu_backward, silu_forward, swiglu_backwar
 use qeffect_runtime::optim::{NormPlan, OptimConfig};
 use qeffect_runtime::prelude::*;
 use qeffect_runtime::rng;
-use qeffect_runtime::shard::{Shard, ShardConfig};
+use qeffect_runtime::shard::Shard;
 use qeffect_runtime::stage::{Init, Stage as _};
 
 fn cases(golden: &Golden, op: &str, output: &str) -> Vec<String> {
@@ -164,19 +165,8 @@ impl Rig {
     fn new(rate: f64) -> Rig {
         let chain = chain_stage(rate);
         let sizes = chain.spec().params.iter().map(|param| (param.path.as_str(), param.elements()));
-        let config = ShardConfig {
-            microbatches: MICROBATCHES,
-            gradients: qeffect_core::bind::Gradients::Copied,
-            grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
-            fast_accumulation: Default::default(),
-            coalesce: 1,
-            data_parallel: 1,
-            tokens: SEQ * SEQUENCES,
-            rank: 0,
-            ranks: 1,
-            optim: OptimConfig::default(),
-            norm: NormPlan::new(sizes).unwrap(),
-        };
+        let norm = NormPlan::new(sizes).unwrap();
+        let config = alone(MICROBATCHES, SEQ * SEQUENCES, OptimConfig::default(), norm);
         let mut shard = Shard::new(Box::new(CpuDevice::new()), vec![(STAGE, chain)], config).unwrap();
         shard.init(5).unwrap();
         shard.prologue().unwrap();

@@ -8,13 +8,14 @@ mod streams;
 
 use std::collections::BTreeMap;
 
+use crate::common::settings::alone;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::data::Windows;
 use qeffect_runtime::optim::{NormPlan, OptimConfig};
 use qeffect_runtime::prelude::*;
 use qeffect_runtime::rng;
-use qeffect_runtime::shard::{Shard, ShardConfig};
+use qeffect_runtime::shard::Shard;
 use qeffect_runtime::stage::Stage as _;
 use qeffect_runtime::value::Edge;
 
@@ -243,19 +244,8 @@ where
     let stage: Built<B, Parts> = Built::new("f64".parse().unwrap(), [ROWS, COLS], parts());
     let sizes: Vec<(String, usize)> =
         stage.spec().params.iter().map(|param| (param.path.clone(), param.elements())).collect();
-    let config = ShardConfig {
-        microbatches: 1,
-        data_parallel: 1,
-        tokens: ROWS,
-        rank: 0,
-        ranks: 1,
-        optim: OptimConfig::default(),
-        norm: NormPlan::new(sizes.iter().map(|(path, size)| (path.as_str(), *size))).unwrap(),
-        gradients: Default::default(),
-        grad_dtype: qeffect_runtime::gradients::GradDtype::Master,
-        fast_accumulation: Default::default(),
-        coalesce: 1,
-    };
+    let norm = NormPlan::new(sizes.iter().map(|(path, size)| (path.as_str(), *size))).unwrap();
+    let config = alone(1, ROWS, OptimConfig::default(), norm);
     let mut shard = Shard::new(Box::new(CpuDevice::new()), vec![(STAGE, stage)], config).unwrap();
     let mut params = BTreeMap::new();
     for (path, size) in &sizes {

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::common::how::{HOW, How};
 use qeffect_core::check::{Options, check};
 use qeffect_core::lang;
 use qeffect_core::plan::Checked;
-use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::shard::Named;
 use qeffect_runtime::stage::{Init, Stage};
@@ -241,13 +241,10 @@ fn batch(step: u64) -> Vec<Windows> {
     (0..u64::from(MICROBATCHES)).map(row).collect()
 }
 
-fn run(checked: &Checked, stages: Vec<Part>, capture: Option<CaptureMode>) -> (Vec<u64>, BTreeMap<String, Named>) {
+fn run(checked: &Checked, stages: Vec<Part>, how: How) -> (Vec<u64>, BTreeMap<String, Named>) {
     let optim = OptimConfig { steps: 8, warmup: 1, peak: 1e-2, ..OptimConfig::default() };
     let config = SessionConfig::new(optim, TOKENS);
-    let mut session = match capture {
-        Some(capture) => Session::new(checked.clone(), stages, SessionConfig { capture, ..config }).unwrap(),
-        None => Session::on_one_device(checked.clone(), stages, config, Box::new(CpuDevice::new())).unwrap(),
-    };
+    let mut session = how.session(checked.clone(), stages, config, || Box::new(CpuDevice::new())).unwrap();
     let losses = (0..6).map(|step| session.step(batch(step)).unwrap().loss.to_bits()).collect();
     (losses, session.snapshot().unwrap().values)
 }
@@ -255,15 +252,14 @@ fn run(checked: &Checked, stages: Vec<Part>, capture: Option<CaptureMode>) -> (V
 #[test]
 fn two_streams_cross_between_stages_and_change_no_bit() {
     for recipe in ["bf16", "fp8-delayed:history=4"] {
-        let want = run(&schedule(ONE, 1), stages(recipe, &[]), Some(CaptureMode::Eager));
+        let want = run(&schedule(ONE, 1), stages(recipe, &[]), How::EAGER);
         assert!(want.0.windows(2).any(|pair| pair[0] != pair[1]), "it does not train");
         for (text, ranks, layers) in [(V, 2, &[2, 1][..]), (AGAIN, 3, &[3]), (AGAIN, 4, &[1, 2])] {
             let checked = schedule(text, ranks);
-            let modes = [CaptureMode::Eager, CaptureMode::Action, CaptureMode::Step].map(Some);
-            for capture in modes.into_iter().chain([None]) {
-                let found = run(&checked, stages(recipe, layers), capture);
-                assert_eq!(found.0, want.0, "{recipe}, {}, {capture:?}", checked.schedule.name);
-                assert!(found.1 == want.1, "{recipe}, {}, {capture:?}: state", checked.schedule.name);
+            for how in HOW {
+                let found = run(&checked, stages(recipe, layers), how);
+                assert_eq!(found.0, want.0, "{recipe}, {}, {how:?}", checked.schedule.name);
+                assert!(found.1 == want.1, "{recipe}, {}, {how:?}: state", checked.schedule.name);
             }
         }
     }
