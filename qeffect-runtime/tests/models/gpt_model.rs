@@ -1,9 +1,11 @@
-//! The whole model against PyTorch in float32: every gradient of one step, and a training run of 20.
+//! The whole model against PyTorch in float32: every gradient of one step, and a training run of 20; sizes and cuts that
+//! it does not take.
 
 use crate::common::Solo;
-use crate::common::settings::adamw;
+use crate::common::settings::{adamw, small};
 use crate::golden::{Golden, relative_error};
 use qeffect_core::ids::{Microbatch, Stage as StageId};
+use qeffect_core::recipe::Recipe;
 use qeffect_runtime::data::Windows;
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
@@ -132,4 +134,36 @@ fn training_in_fp8_follows_float32() {
     for recipe in ["fp8-delayed", "fp8-delayed:history=4", "fp8-delayed:update=step", "fp8-delayed:head=bf16"] {
         train(recipe, 0.03);
     }
+}
+
+// case B46: sizes that a weight gradient in FP8 cannot take are refused when the model is made.
+#[test]
+fn sizes_that_do_not_fit_fp8_are_refused() {
+    for (tokens, fits) in [(8, false), (16, true), (24, false), (32, true), (40, false)] {
+        let mut config = small("fp8-delayed");
+        (config.seq, config.sequences) = (tokens, 1);
+        assert_eq!(config.stages(&[4]).is_ok(), fits, "{tokens} tokens");
+    }
+    let mut config = small("fp8-delayed");
+    config.ffn = 24;
+    let message = config.stages(&[4]).unwrap_err().to_string();
+    assert_eq!(message, "model: products in FP8 need `ffn` to be a multiple of 16, found 24");
+    config.recipe = Recipe::Bf16;
+    assert!(config.stages(&[4]).is_ok());
+    config.vocab = 24;
+    config.ffn = 64;
+    config.recipe = "fp8-delayed:head=bf16".parse().unwrap();
+    assert!(config.stages(&[4]).is_ok());
+    config.recipe = Recipe::fp8_delayed();
+    assert!(config.stages(&[4]).is_err());
+}
+
+#[test]
+fn cuts_that_leave_a_stage_empty_are_refused() {
+    let config = small("f32");
+    assert_eq!(config.split(3).unwrap(), [2, 1, 1]);
+    assert!(config.split(0).is_err() && config.split(5).is_err());
+    assert_eq!(config.stages(&[2, 0, 2]).unwrap_err().to_string(), "stage 1 holds nothing");
+    assert_eq!(config.stages(&[2, 1]).unwrap_err().to_string(), "the stages hold 3 blocks, the model has 4");
+    assert!(config.stages(&[0, 4, 0]).is_ok() && config.stages(&[]).is_err());
 }

@@ -1,0 +1,13 @@
+//! The `qeffect` command as people and programs meet it: output, exit codes, files.
+#![cfg(feature = "cli")]
+#![allow(missing_docs)]
+
+mod check;
+mod command;
+mod convert;
+#[cfg(target_os = "linux")]
+mod profiler;
+mod show;
+mod simulate;
+mod train;
+mod usage;
