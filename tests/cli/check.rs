@@ -10,14 +10,14 @@ fn check_draws_faults_with_their_places() {
     assert!(
         text.contains("gpipe_P2_M4.csv: accepted (compute-only CSV: 2 ranks, 2 stages, 4 microbatches, 16 actions)")
     );
-    assert!(text.contains("[QE0602]") && text.contains(&format!("--> {export}:2:25")), "{text}");
-    assert!(text.contains("`qeffect explain QE0602` tells more"));
+    assert!(text.contains("[QE0604]") && text.contains(&format!("--> {export}:2:25")), "{text}");
+    assert!(text.contains("`qeffect explain QE0604` tells more"));
     let (value, code) = json(&["--json", "schedule", "check", export]);
     assert_eq!(code, 1);
-    let fault = &value[0]["diagnostics"][1];
+    let fault = &value[0]["diagnostics"][0];
     assert_eq!(
         (&fault["code"], &fault["place"]["line"], &fault["place"]["column"]),
-        (&"QE0602".into(), &2.into(), &25.into())
+        (&"QE0604".into(), &2.into(), &25.into())
     );
     let (_, code) = out(&["schedule", "check", "tests/golden/pytorch/zb_v_P4_M8_V2.comms.csv"]);
     assert_eq!(code, 0);

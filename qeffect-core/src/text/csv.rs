@@ -21,6 +21,9 @@ const COMPUTE: &[&str] = &["F", "I", "W", "B", "R"];
 /// read over: nothing runs between it and the end of the step.
 const OF_STAGE: &[&str] = &["REDUCE_GRAD", "WAIT_REDUCE_GRAD"];
 
+/// Most actions named that are of a microbatch too many; the rest has the same cause.
+const EXCESS_NAMED: usize = 8;
+
 /// Whether a type may stand in a compute-only file.
 pub(super) fn is_compute_only(word: &str) -> bool {
     COMPUTE.contains(&word) || OF_STAGE.contains(&word)
@@ -42,7 +45,8 @@ pub(super) fn kind(word: &str) -> Option<Kind> {
 /// Reads a compute-only CSV; the map draws reports about it.
 ///
 /// `name` becomes the schedule's name, `file` the name that messages show. Stages, microbatches and
-/// placement are those that the rows show; a file without any backward is forward-only.
+/// placement are those that the rows show; a file without any backward is forward-only. Actions of the
+/// last microbatches, if most stages do not run these, are refused.
 pub fn read_csv(name: &str, file: &str, text: &str) -> (Result<Schedule, Report>, SourceMap) {
     let mut map = SourceMap::new(file, text);
     let result = rows(text, &mut map).and_then(|rows| {
@@ -186,6 +190,10 @@ pub(super) fn assemble(
             }
         }
     }
+    let eval = eval && stages > 0;
+    if faults.is_empty() {
+        faults = excess(&items, stages, microbatches, eval);
+    }
     if faults.is_empty() {
         faults = unreduced(&items, stages);
     }
@@ -205,11 +213,56 @@ pub(super) fn assemble(
         expects: Cow::Borrowed(&[]),
         transport: Transport::default(),
         update: Update::default(),
-        eval: eval && stages > 0,
+        eval,
         coalesce: 1,
         bytes: None,
         origins: HeaderOrigins::NONE,
     })
+}
+
+/// A file does not say how many microbatches there are. The last ones, where most of their forwards and backwards are
+/// missing, are too many: fewer edits take them out than complete them, and those who have them are the odd ones out.
+fn excess(items: &[Item], stages: u32, microbatches: u32, eval: bool) -> Vec<Diagnostic> {
+    let mut actions = vec![0u64; microbatches as usize];
+    for item in items {
+        if matches!(item.kind, Kind::Forward | Kind::InputGrad | Kind::FullBackward) {
+            actions[item.microbatch.index()] += 1;
+        }
+    }
+    let (complete, what) = match eval {
+        true => (u64::from(stages), "forwards"),
+        false => (2 * u64::from(stages), "forwards and backwards"),
+    };
+    let kept = microbatches - actions.iter().rev().take_while(|found| 2 * **found < complete).count() as u32;
+    if kept == 0 {
+        return Vec::new(); // no microbatch is more usual than another
+    }
+    let fault = |item: &Item| {
+        let (microbatch, found) = (item.microbatch, actions[item.microbatch.index()]);
+        let message =
+            format!("{item} names microbatch {microbatch}, of which the file has {found} of {complete} {what}");
+        let fault = Diagnostic::new(Code::OutOfRange, item.origin, message)
+            .note(format!("the file has microbatches 0 to {} without it", kept - 1))
+            .help("take it out, or run the whole of that microbatch");
+        match absent(items, item, kept) {
+            Some(absent) => fault.note(format!("{absent} is missing")),
+            None => fault,
+        }
+    };
+    let beyond = items.iter().filter(|item| item.kind.is_compute() && item.microbatch.0 >= kept);
+    beyond.take(EXCESS_NAMED).map(fault).collect()
+}
+
+/// What `like` says of a microbatch among the first `kept`, the lowest of which nothing says it.
+fn absent(items: &[Item], like: &Item, kept: u32) -> Option<Item> {
+    let mut found = vec![false; kept as usize];
+    for item in items.iter().filter(|item| (item.kind, item.stage) == (like.kind, like.stage)) {
+        if let Some(found) = found.get_mut(item.microbatch.index()) {
+            *found = true;
+        }
+    }
+    let microbatch = found.iter().position(|found| !found)? as u32;
+    Some(Item { microbatch: Microbatch(microbatch), ..*like })
 }
 
 /// A file that reduces the gradients of some stage does so for every stage: on a rank that has no such

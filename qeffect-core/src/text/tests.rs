@@ -49,6 +49,40 @@ fn blanks_idle_cells_and_line_ends_mean_nothing() {
     assert_eq!(what(&csv("0F0,0B0")), ["Forward 0 0", "FullBackward 0 0"]);
 }
 
+/// A file that has some actions of one microbatch more is complete after the fewer edits: without them, or with the rest.
+#[test]
+fn of_a_last_microbatch_that_is_less_than_half_there_the_actions_are_refused() {
+    const STAGES: usize = 3;
+    for chosen in 0u32..1 << (2 * STAGES) {
+        let rows = (0..STAGES).map(|stage| {
+            let more = |bit: usize, letter: &str| match chosen >> (2 * stage + bit) & 1 {
+                1 => format!("{stage}{letter}2,"),
+                _ => String::new(),
+            };
+            format!("{stage}F0,{stage}F1,{}{stage}B0,{stage}B1,{}\n", more(0, "F"), more(1, "B"))
+        });
+        let (read, _) = read_csv("t", "t.csv", &rows.collect::<String>());
+        let (take_out, complete) = (chosen.count_ones(), 2 * STAGES as u32 - chosen.count_ones());
+        if (1..complete).contains(&take_out) {
+            let refused = read.expect_err("to take out is shorter");
+            assert_eq!(refused.codes(), vec![OutOfRange; take_out as usize], "{chosen:b}");
+        } else {
+            assert_eq!(read.expect("every action may be meant").microbatches, if chosen == 0 { 2 } else { 3 });
+        }
+    }
+    let shifted = "0F0,0F1,0B0,0B1\n1F1,1B0,1F2,1B1\n";
+    let (refused, map) = read_csv("t", "t.csv", shifted);
+    let told = map.locate(refused.expect_err("rank 1 is one microbatch late")).to_string();
+    for part in
+        ["1F2 names microbatch 2, of which the file has 1 of 4 forwards and backwards", "1F0 is missing", "t.csv:2:9"]
+    {
+        assert!(told.contains(part), "{told}");
+    }
+    // Forwards alone, half of the last ones; and no microbatch that more than one stage runs.
+    assert_eq!(csv("0F0,0F1\n1F0\n").microbatches, 2);
+    assert_eq!(csv("0F0\n1F1\n2F2\n").microbatches, 3);
+}
+
 #[test]
 fn what_is_no_action_is_refused_with_line_and_column() {
     // case B16
@@ -227,7 +261,7 @@ fn sharding_encloses_what_a_stage_computes() {
         ("0F0,0UNSHARD,0B0", "`0F0` runs before stage 0 is unsharded", "t.csv:1:1"),
         ("0UNSHARD,0F0,0B0\n1F0,1B0", "`1F0` runs before stage 1 is unsharded", "t.csv:2:1"),
         ("0UNSHARD,0F0,0I0,0RESHARD,0W0", "`0W0` runs after stage 0 is resharded", "t.csv:1:27"),
-        ("0UNSHARD,0F0,(0F1;0B0)OVERLAP_F_B,1F0", "`1F0` runs before stage 1", "t.csv:1:35"),
+        ("0UNSHARD,0F0,(0F1;0B0)OVERLAP_F_B,1F0,0B1", "`1F0` runs before stage 1", "t.csv:1:35"),
         ("0UNSHARD,0F0,1UNSHARD,0RESHARD,(1F0;0B0)OVERLAP_F_B", "`0B0` runs after stage 0", "t.csv:1:32"),
         ("0UNSHARD,0UNSHARD,0F0", "`0UNSHARD` stands where stage 0 is unsharded", "t.csv:1:10"),
         ("0UNSHARD,0F0,0RESHARD,0RESHARD", "`0RESHARD` stands where stage 0 is sharded", "t.csv:1:23"),
