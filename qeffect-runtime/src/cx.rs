@@ -55,6 +55,17 @@ enum Forms {
     For(ParamId),
 }
 
+/// What an action does to the state cells of its stage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cells {
+    /// It reads them, and moves them under its token.
+    Moved,
+    /// An F that is run again moves nothing, and reads the scales that it used the first time.
+    Again(Option<Act>),
+    /// An evaluation reads them.
+    Read,
+}
+
 /// The context of one action.
 pub struct Cx<'a> {
     pub(crate) device: &'a mut dyn Device,
@@ -66,8 +77,7 @@ pub struct Cx<'a> {
     pub(crate) grads: &'a mut Grads,
     pub(crate) microbatch: Microbatch,
     pub(crate) targets: bool,
-    /// An F that is run again: the scales that it used the first time. It moves nothing.
-    pub(crate) again: Option<Option<Act>>,
+    pub(crate) cells: Cells,
     /// An F that will be run again: its tape is given up at once.
     pub(crate) seeds: bool,
 }
@@ -395,10 +405,11 @@ impl Cx<'_> {
 
     fn roll(&mut self, role: Role) -> Result<bool> {
         match self.state.bank(role) {
-            Some(bank) if self.again.is_none() && self.state.update() == Update::Microbatch => {
-                bank.roll(self.device, None)?;
-                Ok(true)
-            }
+            Some(bank) if self.state.update() == Update::Microbatch => match self.cells {
+                Cells::Moved => bank.roll(self.device, None).map(|()| true),
+                Cells::Again(_) => Ok(false),
+                Cells::Read => Err(wrong_cell(format!("{} cells are rolled by an evaluation", role.name()))),
+            },
             _ => Ok(false),
         }
     }
@@ -408,21 +419,21 @@ impl Cx<'_> {
         let bank: &Bank = match state.bank(role) {
             Some(bank) if cell.role == role && cell.index < bank.len() => bank,
             _ => {
-                return Err(Error::Contract {
-                    code: Code::TokenOutOfOrder,
-                    message: format!("{} cell {} is not moved by this action", cell.role.name(), cell.index),
-                });
+                let (name, index) = (cell.role.name(), cell.index);
+                return Err(wrong_cell(format!("{name} cell {index} is not moved by this action")));
             }
         };
-        let (scale, record) = match self.again {
-            None => (bank.scale(cell.index), record),
-            Some(Some(scales)) if role == Role::Input => (Scalar { buf: scales.buf, index: cell.index }, false),
-            Some(_) => {
-                return Err(Error::Contract {
-                    code: Code::TokenOutOfOrder,
-                    message: format!("{} cell {} is not read by a recomputation", role.name(), cell.index),
-                });
+        let (scale, record) = match self.cells {
+            Cells::Again(Some(scales)) if role == Role::Input => (Scalar { buf: scales.buf, index: cell.index }, false),
+            Cells::Again(_) => {
+                let (name, index) = (role.name(), cell.index);
+                return Err(wrong_cell(format!("{name} cell {index} is not read by a recomputation")));
             }
+            Cells::Read if record => {
+                let (name, index) = (role.name(), cell.index);
+                return Err(wrong_cell(format!("an amax is staged into {name} cell {index} by an evaluation")));
+            }
+            Cells::Moved | Cells::Read => (bank.scale(cell.index), record),
         };
         let format: Format = bank.format;
         let both = forms != Forms::Plain && !self.seeds && self.device.caps().fp8_needs_transposes;
@@ -475,4 +486,8 @@ impl Cx<'_> {
             message: format!("microbatch {} does not exist in this run", self.microbatch),
         }
     }
+}
+
+fn wrong_cell(message: String) -> Error {
+    Error::Contract { code: Code::TokenOutOfOrder, message }
 }

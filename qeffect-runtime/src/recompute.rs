@@ -13,7 +13,7 @@ use qeffect_core::token::{Fwd, Token};
 
 use crate::act::{Act, Kept};
 use crate::cmd::Cmd;
-use crate::cx::Cx;
+use crate::cx::{Cells, Cx};
 use crate::error::{Error, Result};
 use crate::pool::Class;
 use crate::retained::{Layout, Retained};
@@ -149,7 +149,7 @@ impl<S: Stage> Shard<S> {
     pub fn recompute(&mut self, id: StageId, microbatch: Microbatch, seed: Seed) -> Result<S::Tape> {
         let (stage, mut cx) = self.context(id, microbatch, true)?;
         let x: Vec<Act> = seed.x.iter().map(Kept::act).collect();
-        cx.again = Some(seed.scales.as_ref().map(Kept::act));
+        cx.cells = Cells::Again(seed.scales.as_ref().map(Kept::act));
         // It rolls nothing: the right to do so stays with the ledger, and this token says nothing about any state.
         let result = stage.forward(&mut cx, &x, Token::first(id)).and_then(|(y, tape, _)| {
             y.into_iter().try_for_each(|y| cx.free(y))?;

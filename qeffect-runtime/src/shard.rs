@@ -8,6 +8,7 @@
 //! versions and ownership are the ledger's to check.
 
 mod agree;
+mod config;
 mod export;
 mod health;
 mod params;
@@ -15,7 +16,6 @@ mod recording;
 mod tags;
 mod ties;
 
-use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
 use qeffect_core::dtype::Dtype;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
@@ -28,53 +28,26 @@ use crate::act::Act;
 use crate::admit::admit;
 use crate::capture::record::Recorder;
 use crate::cmd::{AdamWConfig, Cmd};
-use crate::cx::{Cx, RunBufs};
+use crate::cx::{Cells, Cx, RunBufs};
 use crate::data::Windows;
 use crate::device::{Buf, BufSpec, Device};
 use crate::error::{Error, Result};
-use crate::fast::FastAccumulation;
-use crate::gradients::{GradDtype, Grads};
+use crate::gradients::Grads;
 use crate::groups::Partition;
-use crate::optim::{NormPlan, OptimConfig};
+use crate::optim::OptimConfig;
 use crate::pool::{Class, KeptBytes, Pool, Reuse};
 use crate::retained::Layout;
 use crate::stage::{ParamId, Retained, Role, Stage, StageSpec};
 use crate::state::{Bank, StageState};
 
 pub(crate) use agree::Exchange;
+pub use config::ShardConfig;
 pub use export::Named;
 use export::mean;
 pub use health::CellHealth;
 pub use tags::{Mismatch, REPORT_WORDS, TAG_WORDS};
 use ties::Held;
 pub(crate) use ties::Tie;
-
-/// What a run fixes for all its ranks.
-#[derive(Clone, Debug)]
-pub struct ShardConfig {
-    /// Microbatches of a step.
-    pub microbatches: u32,
-    /// How weight gradients reach the optimizer.
-    pub gradients: Gradients,
-    /// What they are stored in.
-    pub grad_dtype: GradDtype,
-    /// Which products in FP8 may be summed in fewer bits.
-    pub fast_accumulation: FastAccumulation,
-    /// Where they are coalesced: microbatches of a group.
-    pub coalesce: u32,
-    /// Ranks that see other data of the same step; gradients are divided by microbatches times this.
-    pub data_parallel: u32,
-    /// Tokens of a microbatch.
-    pub tokens: usize,
-    /// This rank of the pipeline: its flag is the one of this number.
-    pub rank: u32,
-    /// Ranks of the pipeline: as many flags are agreed on.
-    pub ranks: u32,
-    /// The optimizer.
-    pub optim: OptimConfig,
-    /// Partial sums of the whole model.
-    pub norm: NormPlan,
-}
 
 struct Part<S> {
     id: StageId,
@@ -299,7 +272,7 @@ impl<S: Stage> Shard<S> {
             grads: &mut part.grads,
             microbatch,
             targets,
-            again: None,
+            cells: Cells::Moved,
             seeds: false,
         };
         Ok((&part.stage, cx))
@@ -353,6 +326,7 @@ impl<S: Stage> Shard<S> {
     /// F of evaluation. The last stage gives its logits, and with `targets` writes the loss.
     pub fn evaluate(&mut self, stage: StageId, microbatch: Microbatch, x: &[Act], targets: bool) -> Result<Vec<Act>> {
         let (stage, mut cx) = self.context(stage, microbatch, targets)?;
+        cx.cells = Cells::Read;
         stage.evaluate(&mut cx, x)
     }
 

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | into a program | by the checker, before there is a session |
 //! | into a plan, past the checker | captured: when the step is written down, so there is no session; eager: before the action |
-//! | into what an op does to hidden state | captured: as above; eager: at the action, or at `agree` |
+//! | into what an op does to hidden state | captured: as above; eager: at the action, or at `agree`; in an evaluation: at the action |
 //! | into what ranks send each other | by the tag, before a byte is used; on one device when lists are merged |
 //! | into data of a step | before the launch or the first action |
 //! | into state, between steps | captured whole: before the launch; else: at the action, or at `agree` |
@@ -62,6 +62,8 @@ enum Fault {
     Undeclared,
     /// An evaluation rolls.
     Evaluated,
+    /// An evaluation is F of a training step.
+    EvaluatedByForward,
 }
 
 struct Faulty {
@@ -91,7 +93,7 @@ impl Stage for Faulty {
             }
             Fault::Skipped => token.rolled(),
             Fault::Foreign => (0..token.rolls()).fold(Token::first(StageId(9)), |token, _| token.rolled()),
-            Fault::None | Fault::OutOfTurn | Fault::Undeclared | Fault::Evaluated => token,
+            _ => token,
         };
         Ok((y, tape, token))
     }
@@ -114,8 +116,11 @@ impl Stage for Faulty {
     }
 
     fn evaluate(&self, cx: &mut Cx<'_>, x: &[Act]) -> Result<Vec<Act>> {
-        if self.fault == Fault::Evaluated {
-            drop(cx.roll_forward(Token::first(self.id))?);
+        let token = Token::first(self.id);
+        match self.fault {
+            Fault::Evaluated => drop(cx.roll_forward(token)?),
+            Fault::EvaluatedByForward => return Ok(self.inner.forward(cx, x, token)?.0),
+            _ => {}
         }
         self.inner.evaluate(cx, x)
     }
@@ -432,47 +437,56 @@ fn a_batch_that_does_not_fit_is_refused_before_the_step() {
     }
 }
 
-/// What is wrong before a step starts is known before anything of it is launched, where it is launched as a whole: a stage's state has moved by another hand,
-/// or its weights were replaced and the cache was not made from them, since the device failed.
+/// An evaluation that moves state is refused before it does, and whatever comes next is none the worse for it.
+#[test]
+fn an_evaluation_moves_no_state() {
+    for (how, fault) in HOW.into_iter().flat_map(|how| [(how, Fault::Evaluated), (how, Fault::EvaluatedByForward)]) {
+        let what = format!("{how:?}, {fault:?}");
+        let [mut faulty, mut clean] = [fault, Fault::None].map(|fault| session(how, zb_h1::<2, 4>(), fault).unwrap());
+        let evaluation = faulty.evaluation(eval_loop::build(2, i64::from(MICROBATCHES), 1).unwrap()).unwrap();
+        for step in 0..2 {
+            let before = state(&faulty);
+            let error = faulty.evaluate(&evaluation, batch(&model(), 9, MICROBATCHES)).unwrap_err();
+            assert_eq!(error.code(), Some(Code::TokenOutOfOrder), "{what}: {error}");
+            assert!(error.to_string().contains("input cell") && error.to_string().contains("an evaluation"), "{error}");
+            assert!(error.to_string().starts_with("rank 1: "), "{what}: {error}");
+            assert!(state(&faulty) == before, "{what}: {error}");
+            for session in [&mut faulty, &mut clean] {
+                session.step(batch(&model(), step, MICROBATCHES)).unwrap();
+            }
+            assert!(state(&faulty) == state(&clean), "{what}, step {step}");
+        }
+    }
+}
+
+/// What is wrong before a step starts is known before anything of it is launched, where it is launched as a whole: weights
+/// were replaced, and the cache was not made from them, since the device failed.
 #[test]
 fn a_fault_of_the_host_launches_nothing() {
     let path = "blocks.1.fc1.weight";
-    for (how, fault) in HOW.into_iter().flat_map(|how| [(how, Fault::Evaluated), (how, Fault::None)]) {
-        let what = format!("{how:?}, {fault:?}");
-        let (mut session, watches) = watched::session(how, zb_h1::<2, 4>(), stages(fault), config());
+    for how in HOW {
+        let (mut session, watches) = watched::session(how, zb_h1::<2, 4>(), stages(Fault::None), config());
         session.step(batch(&model(), 0, MICROBATCHES)).unwrap();
         let watch = watches.last().unwrap(); // of the device of the second stage
         let values = session.param(path).unwrap().iter().map(|x| 2.0 * x).collect();
         let values = BTreeMap::from([(path.to_owned(), values)]);
-        let code = match fault {
-            Fault::Evaluated => {
-                let evaluation = session.evaluation(eval_loop::build(2, i64::from(MICROBATCHES), 1).unwrap()).unwrap();
-                session.evaluate(&evaluation, batch(&model(), 0, MICROBATCHES)).unwrap();
-                Code::TokenOutOfOrder
-            }
-            _ => {
-                watch.lock().unwrap().fails = true;
-                session.set_params(values.clone()).unwrap_err();
-                watch.lock().unwrap().fails = false;
-                Code::StaleCache
-            }
-        };
+        watch.lock().unwrap().fails = true;
+        session.set_params(values.clone()).unwrap_err();
+        watch.lock().unwrap().fails = false;
         let before = state(&session);
         let launches = watch.lock().unwrap().launches;
-        assert_eq!(launches == 0, how.is_eager(), "{what}");
+        assert_eq!(launches == 0, how.is_eager(), "{how:?}");
         for _ in 0..2 {
             let error = session.step(batch(&model(), 1, MICROBATCHES)).unwrap_err();
-            assert_eq!(error.code(), Some(code), "{what}: {error}");
+            assert_eq!(error.code(), Some(Code::StaleCache), "{how:?}: {error}");
             let of_second = error.to_string().starts_with("rank 1: ");
-            assert!(of_second || how == How::OneDevice, "{what}: {error}"); // there the device failed for both
+            assert!(of_second || how == How::OneDevice, "{how:?}: {error}"); // there the device failed for both
             if matches!(how, How::PerRank(CaptureMode::Step) | How::OneDevice) {
-                assert_eq!(watch.lock().unwrap().launches, launches, "{what}");
+                assert_eq!(watch.lock().unwrap().launches, launches, "{how:?}");
             }
-            assert!(state(&session) == before, "{what}: {error}");
+            assert!(state(&session) == before, "{how:?}: {error}");
         }
-        if code == Code::StaleCache {
-            session.set_params(values).unwrap();
-            assert!(!session.step(batch(&model(), 1, MICROBATCHES)).unwrap().skipped, "{what}");
-        }
+        session.set_params(values).unwrap();
+        assert!(!session.step(batch(&model(), 1, MICROBATCHES)).unwrap().skipped, "{how:?}");
     }
 }
