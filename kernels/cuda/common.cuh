@@ -163,20 +163,27 @@ __device__ __forceinline__ float block_max(float x, float* shared) {
     return largest;
 }
 
-// Largest magnitudes as bits: of all elements, and of those that are numbers. The bits of non-negative floats are ordered
-// as the floats are.
+// The larger one, NaN if one is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
+}
+
+// Largest magnitudes: of all elements, NaN if one is, and of those that are numbers. The bits of non-negative floats are
+// ordered as the floats are, and those of NaN are above them.
 struct Magnitudes {
-    u32 all = 0, numbers = 0;
+    float all = 0.0f, numbers = 0.0f;
 
     __device__ __forceinline__ void see(float x) {
-        const u32 magnitude = __float_as_uint(x) & 0x7FFFFFFFu;
-        all = max(all, magnitude);
-        numbers = max(numbers, magnitude > INFINITY_BITS ? 0u : magnitude);
+        all = max_or_nan(all, fabsf(x));
+        numbers = fmaxf(numbers, fabsf(x));
     }
 
     // Folds the warp's into `amax`, and raises `flag` if an element was infinite or NaN.
     __device__ __forceinline__ void publish(u32* amax, u32* flag) const {
-        const u32 warp_all = __reduce_max_sync(EVERY_LANE, all), warp_numbers = __reduce_max_sync(EVERY_LANE, numbers);
+        const u32 warp_all = __reduce_max_sync(EVERY_LANE, __float_as_uint(all) & 0x7FFFFFFFu);
+        const u32 warp_numbers = __reduce_max_sync(EVERY_LANE, __float_as_uint(numbers));
         if ((threadIdx.x & 31) != 0) return;
         if (amax && warp_numbers > *reinterpret_cast<volatile u32*>(amax)) atomicMax(amax, warp_numbers);
         if (flag && warp_all >= INFINITY_BITS) atomicOr(flag, 1u);
@@ -190,8 +197,7 @@ struct Magnitudes {
 __device__ __forceinline__ float exponential(float x) {
     const float lowest = -87.33654f, highest = 88.72283f, ln2_high = 0.6933594f, ln2_low = -2.1219444e-4f;
     const float rounder = 12582912.0f;
-    float bounded = x < lowest ? lowest : x;
-    bounded = bounded > highest ? highest : bounded;
+    const float bounded = fminf(fmaxf(x, lowest), highest);
     const float shifted = bounded * 1.44269504088896340736f + rounder;
     const float n = shifted - rounder;
     const float r = (bounded - n * ln2_high) - n * ln2_low;
@@ -202,8 +208,9 @@ __device__ __forceinline__ float exponential(float x) {
     p = p * r + 1.6666665e-1f;
     p = p * r + 5e-1f;
     p = (p * (r * r) + r) + 1.0f;
-    const int power = (int)(__float_as_uint(shifted) - __float_as_uint(rounder)), half = power >> 1;
-    float value = p * __uint_as_float((u32)(half + 127) << 23) * __uint_as_float((u32)(power - half + 127) << 23);
+    // n is added to the exponent of p: its bits are the low ones of `shifted`, whose high ones fall off. As p · 2^n is a normal
+    // number everywhere, this is its product with 2^n.
+    float value = __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
     value = x < lowest ? 0.0f : value;
     value = x > highest ? __uint_as_float(INFINITY_BITS) : value;
     return x != x ? x : value;

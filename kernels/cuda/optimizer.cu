@@ -4,13 +4,19 @@
 #include "tile.cuh"
 
 constexpr int NORM_PIECE = 4096;
+// Rows of sixteen elements that eight threads ask for at once.
+constexpr int SQUARE_ROWS = 32;
+constexpr int SQUARE_THREADS = 128;
 
 // Sixteen lanes of a fixed order: element i goes to lane i mod 16, lanes are folded 0 with 8 .. 7 with 15, then by 4, 2, 1.
-// A warp sums two sequences at once, one per half.
-__device__ __forceinline__ float fold_lanes(float x) {
+// A thread has two neighbouring lanes, so eight threads have a sequence and a warp has four.
+__device__ __forceinline__ float fold_lanes(float even, float odd) {
 #pragma unroll
-    for (int width = 8; width > 0; width >>= 1) x += __shfl_down_sync(EVERY_LANE, x, width, 16);
-    return x;
+    for (int width = 4; width > 0; width >>= 1) {
+        even += __shfl_down_sync(EVERY_LANE, even, width, 8);
+        odd += __shfl_down_sync(EVERY_LANE, odd, width, 8);
+    }
+    return even + odd;
 }
 
 // A gradient, as floats or as bf16. Where it has few rows that are not zero, as that of an embedding has, `touched` has a
@@ -25,42 +31,65 @@ struct Gradient {
     __device__ __forceinline__ bool read(i64 at) const { return !touched || __ldg(touched + at / columns); }
 };
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(u16 x) { return from_bf16(x); }
+// Two neighbours, which lie at a multiple of two elements.
+__device__ __forceinline__ void load2(const float* p, float& even, float& odd) {
+    const float2 pair = __ldg(reinterpret_cast<const float2*>(p));
+    even = pair.x, odd = pair.y;
+}
 
-// partials[piece] = Σ (gradient · factor)² over pieces of 4,096 elements, in sixteen lanes.
-template <class G>
+__device__ __forceinline__ void load2(const u16* p, float& even, float& odd) {
+    const u32 pair = __ldg(reinterpret_cast<const u32*>(p));
+    even = __uint_as_float(pair << 16), odd = __uint_as_float(pair & 0xFFFF0000u);
+}
+
+__device__ __forceinline__ float load1(const float* p) { return __ldg(p); }
+__device__ __forceinline__ float load1(const u16* p) { return from_bf16(__ldg(p)); }
+
+// partials[piece] = Σ (gradient · factor)² over pieces of 4,096 elements, in sixteen lanes. `ROWS` times sixteen elements of
+// a piece are asked for at once: so many bytes must be on their way that memory is kept busy by few threads.
+template <int ROWS, class G>
 __device__ __forceinline__ void squares(const Gradient<G>& gradient, float factor, float* partials, i64 length) {
-    const i64 piece = ((i64)blockIdx.x * blockDim.x + threadIdx.x) >> 4;
-    const int lane = threadIdx.x & 15;
+    const i64 piece = ((i64)blockIdx.x * blockDim.x + threadIdx.x) >> 3;
+    const int lane = (threadIdx.x & 7) * 2;
     const i64 base = piece * NORM_PIECE;
     const int count = (int)min(max(length - base, (i64)0), (i64)NORM_PIECE);
-    float sum = 0.0f;
+    float even = 0.0f, odd = 0.0f;
     int i = lane;
-    for (; i + 15 * 16 < count; i += 16 * 16) {
+    for (; i - lane + ROWS * 16 <= count; i += ROWS * 16) {
         if (!gradient.read(base + i)) continue; // adds zeros
-        float x[16];
+        float x[ROWS], y[ROWS];
 #pragma unroll
-        for (int k = 0; k < 16; k++) x[k] = to_float(gradient.values[base + i + k * 16]) * factor;
+        for (int k = 0; k < ROWS; k++) load2(gradient.values + base + i + k * 16, x[k], y[k]);
 #pragma unroll
-        for (int k = 0; k < 16; k++) sum += x[k] * x[k];
+        for (int k = 0; k < ROWS; k++) {
+            x[k] *= factor, y[k] *= factor;
+            even += x[k] * x[k], odd += y[k] * y[k];
+        }
     }
     for (; i < count; i += 16) {
-        const float x = to_float(gradient.values[base + i]) * factor;
-        sum += x * x;
+        const float x = load1(gradient.values + base + i) * factor;
+        even += x * x;
+        if (i + 1 >= count) break;
+        const float y = load1(gradient.values + base + i + 1) * factor;
+        odd += y * y;
     }
-    sum = fold_lanes(sum);
+    const float sum = fold_lanes(even, odd);
     if (lane == 0 && count > 0) partials[piece] = sum;
 }
 
-KERNEL(sum_squares, 256)
+KERNEL(sum_squares, SQUARE_THREADS)
 (const float* gradient, const u32* touched, i64 columns, float factor, float* partials, i64 length) {
-    squares(Gradient<float>{gradient, touched, columns}, factor, partials, length);
+    // Rows that may be zero are a multiple of 256 elements.
+    if (touched) {
+        squares<16>(Gradient<float>{gradient, touched, columns}, factor, partials, length);
+    } else {
+        squares<SQUARE_ROWS>(Gradient<float>{gradient, nullptr, 1}, factor, partials, length);
+    }
 }
 
-KERNEL(sum_squares_bf16, 256)
+KERNEL(sum_squares_bf16, SQUARE_THREADS)
 (const u16* gradient, const u32* touched, i64 columns, float factor, float* partials, i64 length) {
-    squares(Gradient<u16>{gradient, touched, columns}, factor, partials, length);
+    squares<SQUARE_ROWS>(Gradient<u16>{gradient, nullptr, 1}, factor, partials, length);
 }
 
 // norm = √(Σ partials): 512 lanes add every 512th ascending, and are folded as a tree. clip = min(1, limit / (norm + 1e-6)),

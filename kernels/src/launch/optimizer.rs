@@ -185,7 +185,8 @@ impl Kernels {
         }
         let len = gradient.len() as i64;
         let arguments: [&dyn Argument; 6] = [&values, &touched, &columns, &factor, &partials, &len];
-        self.launch(stream, kernel, [pieces.div_ceil(16), 1], 256, 0, &arguments)
+        // Eight threads per piece.
+        self.launch(stream, kernel, [pieces.div_ceil(16), 1], 128, 0, &arguments)
     }
 
     /// Norm and clipping factor from all partial sums, in the order in which they lie; and the verdict over `flags`.

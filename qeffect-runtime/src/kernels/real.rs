@@ -150,11 +150,9 @@ fn exp_f32(x: f32) -> f32 {
     let p = p * r + 1.666_666_5e-1;
     let p = p * r + 5e-1;
     let p = (p * (r * r) + r) + 1.0;
-    // 2^n in two factors: n reaches 128, whose power is no f32.
-    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
-    let half = n >> 1;
-    let power = |n: i32| f32::from_bits(((n + 127) as u32) << 23);
-    let value = p * power(half) * power(n - half);
+    // n is added to the exponent of p: its bits are the low ones of `shifted`, whose high ones fall off. As p · 2^n is a normal
+    // number everywhere, this is its product with 2^n.
+    let value = f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23));
     let value = if x < LOWEST { 0.0 } else { value };
     let value = if x > HIGHEST { f32::INFINITY } else { value };
     if x.is_nan() { x } else { value }
