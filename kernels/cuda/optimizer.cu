@@ -45,8 +45,8 @@ __device__ __forceinline__ void load2(const u16* p, float& even, float& odd) {
 __device__ __forceinline__ float load1(const float* p) { return __ldg(p); }
 __device__ __forceinline__ float load1(const u16* p) { return from_bf16(__ldg(p)); }
 
-// partials[piece] = Σ (gradient · factor)² over pieces of 4,096 elements, in sixteen lanes. `ROWS` times sixteen elements of
-// a piece are asked for at once: so many bytes must be on their way that memory is kept busy by few threads.
+// partials[piece] = Σ (gradient · factor)² over pieces of 4,096 elements, in sixteen lanes. Eight threads have a piece, and
+// ask for `ROWS` times sixteen elements at once: few threads so keep the memory busy.
 template <int ROWS, class G>
 __device__ __forceinline__ void squares(const Gradient<G>& gradient, float factor, float* partials, i64 length) {
     const i64 piece = ((i64)blockIdx.x * blockDim.x + threadIdx.x) >> 3;
@@ -77,6 +77,32 @@ __device__ __forceinline__ void squares(const Gradient<G>& gradient, float facto
     if (lane == 0 && count > 0) partials[piece] = sum;
 }
 
+// The same for few pieces, with a block for each: squares are made as they come from memory, and then added.
+template <class G>
+__device__ __forceinline__ void few_squares(const Gradient<G>& gradient, float factor, float* partials, i64 length) {
+    __shared__ float4 squared[NORM_PIECE / 4];
+    const i64 base = (i64)blockIdx.x * NORM_PIECE;
+    const int count = (int)min(length - base, (i64)NORM_PIECE);
+#pragma unroll
+    for (int k = 0; k < NORM_PIECE / 8 / SQUARE_THREADS; k++) {
+        const int at = (threadIdx.x + k * SQUARE_THREADS) * 8, own = min(count - at, 8);
+        float x[8] = {};
+        if (own > 0 && gradient.read(base + at)) load8(gradient.values + base + at, own, own == 8, x);
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] *= factor;
+        squared[at / 4] = make_float4(x[0] * x[0], x[1] * x[1], x[2] * x[2], x[3] * x[3]);
+        squared[at / 4 + 1] = make_float4(x[4] * x[4], x[5] * x[5], x[6] * x[6], x[7] * x[7]);
+    }
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    const float2* pair = reinterpret_cast<const float2*>(squared) + (threadIdx.x & 7);
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll 16
+    for (int i = 0; i < NORM_PIECE / 16; i++) even += pair[i * 8].x, odd += pair[i * 8].y;
+    const float sum = fold_lanes(even, odd);
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
 KERNEL(sum_squares, SQUARE_THREADS)
 (const float* gradient, const u32* touched, i64 columns, float factor, float* partials, i64 length) {
     // Rows that may be zero are a multiple of 256 elements.
@@ -87,9 +113,19 @@ KERNEL(sum_squares, SQUARE_THREADS)
     }
 }
 
+KERNEL(sum_few_squares, SQUARE_THREADS)
+(const float* gradient, const u32* touched, i64 columns, float factor, float* partials, i64 length) {
+    few_squares(Gradient<float>{gradient, touched, columns}, factor, partials, length);
+}
+
 KERNEL(sum_squares_bf16, SQUARE_THREADS)
 (const u16* gradient, const u32* touched, i64 columns, float factor, float* partials, i64 length) {
     squares<SQUARE_ROWS>(Gradient<u16>{gradient, nullptr, 1}, factor, partials, length);
+}
+
+KERNEL(sum_few_squares_bf16, SQUARE_THREADS)
+(const u16* gradient, const u32* touched, i64 columns, float factor, float* partials, i64 length) {
+    few_squares(Gradient<u16>{gradient, nullptr, 1}, factor, partials, length);
 }
 
 // norm = √(Σ partials): 512 lanes add every 512th ascending, and are folded as a tree. clip = min(1, limit / (norm + 1e-6)),

@@ -50,7 +50,10 @@ sources! {
     /// Cross-entropy.
     LOSS = "loss.cu" { loss_rows, loss_mean }
     /// Norm of the gradients, clipping, AdamW.
-    OPTIMIZER = "optimizer.cu" { sum_squares, sum_squares_bf16, settle, adamw_e4m3, adamw_e4m3_bf16, adamw, adamw_bf16 }
+    OPTIMIZER = "optimizer.cu" {
+        sum_squares, sum_few_squares, sum_squares_bf16, sum_few_squares_bf16, settle, adamw_e4m3, adamw_e4m3_bf16, adamw,
+        adamw_bf16,
+    }
     /// Causal attention.
     ATTENTION = "attention.cu", shared 90112 or 163840 {
         attention_forward_32, attention_forward_64, attention_forward_128, attention_delta_32, attention_delta_64,

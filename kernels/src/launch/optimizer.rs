@@ -13,6 +13,9 @@ use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, p
 /// Elements per partial sum of squares. Part of the numeric identity of a run.
 pub const NORM_PIECE: usize = 4096;
 
+/// Up to so many pieces have a block each, else sixteen share one. The sums are the same.
+const FEW_PIECES: usize = 1024;
+
 /// What a step of AdamW needs besides its tensors.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AdamW {
@@ -176,8 +179,13 @@ pub struct Settled {
 impl Kernels {
     /// Sums of squares of `gradient · factor` over pieces of [`NORM_PIECE`] elements.
     pub fn sum_squares(&self, stream: &CudaStream, gradient: Gradient, factor: f32, partials: Span<f32>) -> Result {
-        let kernel = gradient.pick(["sum_squares", "sum_squares_bf16"]);
         let pieces = gradient.len().div_ceil(NORM_PIECE);
+        let few = pieces <= FEW_PIECES;
+        let kernel = gradient.pick(if few {
+            ["sum_few_squares", "sum_few_squares_bf16"]
+        } else {
+            ["sum_squares", "sum_squares_bf16"]
+        });
         let (values, touched, columns) = gradient.arguments(kernel, gradient.len())?;
         if partials.len() != pieces {
             let (operand, expected, found) = ("partials", pieces, partials.len());
@@ -185,8 +193,8 @@ impl Kernels {
         }
         let len = gradient.len() as i64;
         let arguments: [&dyn Argument; 6] = [&values, &touched, &columns, &factor, &partials, &len];
-        // Eight threads per piece.
-        self.launch(stream, kernel, [pieces.div_ceil(16), 1], 128, 0, &arguments)
+        let blocks = if few { pieces } else { pieces.div_ceil(16) };
+        self.launch(stream, kernel, [blocks, 1], 128, 0, &arguments)
     }
 
     /// Norm and clipping factor from all partial sums, in the order in which they lie; and the verdict over `flags`.
