@@ -83,6 +83,137 @@ KERNEL(layer_norm_forward, ROW_THREADS)
     });
 }
 
+// The same with the codes of the normalised rows in both layouts, in one pass: a block has four rows, whose bytes a thread
+// transposes in registers. GROUPS groups of eight elements of a row belong to a thread. Rows are a multiple of four, columns
+// of eight. The bits are those of the two kernels that do it one after the other.
+template <int GROUPS>
+__device__ __forceinline__ void layer_norm_cast(const u16* x, const u16* residual, u16* total, const float* gamma,
+                                                const float* beta, float* mean, float* rstd, const Sink& sink, int columns) {
+    __shared__ float first[4][8], second[4][8];
+    const int top = blockIdx.x * 4, groups = columns / 8, warp = threadIdx.x >> 5;
+    const i64 base = (i64)top * columns;
+    const float scale = *sink.scale, per_row = 1.0f / (float)columns;
+    float v[4][GROUPS][8], center[4], factor[4];
+    // Calls f(k, group of eight) for the groups of this thread.
+    auto each = [&](const auto& f) {
+#pragma unroll
+        for (int k = 0; k < GROUPS; k++) {
+            const int group = threadIdx.x + k * ROW_THREADS;
+            if (group < groups) f(k, group);
+        }
+    };
+    // Sums of the four rows over the block, in the order of `block_sum`.
+    auto block_sums = [&](float (&sum)[4], float (*shared)[8]) {
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            sum[r] = warp_sum(sum[r]);
+            if ((threadIdx.x & 31) == 0) shared[r][warp] = sum[r];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            sum[r] = shared[r][0];
+#pragma unroll
+            for (int other = 1; other < ROW_THREADS / 32; other++) sum[r] += shared[r][other];
+        }
+    };
+
+    each([&](int k, int group) {
+#pragma unroll
+        for (int r = 0; r < 4; r++) load8(x + base + (i64)r * columns + group * 8, 8, true, v[r][k]);
+    });
+    if (residual) {
+        each([&](int k, int group) {
+            float other[4][8];
+#pragma unroll
+            for (int r = 0; r < 4; r++) load8(residual + base + (i64)r * columns + group * 8, 8, true, other[r]);
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[r][k][i] = round_bf16(v[r][k][i] + other[r][i]);
+                store8(total + base + (i64)r * columns + group * 8, 8, true, v[r][k]);
+            }
+        });
+    }
+    float sum[4] = {};
+    if (mean) {
+        each([&](int k, int) {
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+#pragma unroll
+                for (int i = 0; i < 8; i++) sum[r] += v[r][k][i];
+        });
+        block_sums(sum, first);
+    }
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        center[r] = mean ? sum[r] * per_row : 0.0f;
+        sum[r] = 0.0f;
+    }
+    each([&](int k, int) {
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum[r] += (v[r][k][i] - center[r]) * (v[r][k][i] - center[r]);
+    });
+    block_sums(sum, second);
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        factor[r] = 1.0f / sqrtf(sum[r] * per_row + EPSILON);
+        if (threadIdx.x != 0) continue;
+        if (mean) mean[top + r] = center[r];
+        rstd[top + r] = factor[r];
+    }
+
+    Magnitudes seen;
+    each([&](int k, int group) {
+        float g[8], b[8];
+        load8(gamma + group * 8, 8, true, g);
+        if (beta) load8(beta + group * 8, 8, true, b);
+        u32 codes[4][2];
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            float(&y)[8] = v[r][k];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                y[i] = (y[i] - center[r]) * factor[r] * g[i];
+                if (beta) y[i] += b[i];
+                y[i] = round_bf16(y[i]);
+                seen.see(y[i]);
+            }
+            const i64 at = base + (i64)r * columns + group * 8;
+            if (sink.values) store8(sink.values + at, 8, true, y);
+            codes[r][0] = E4M3::encode4(y[0] * scale, y[1] * scale, y[2] * scale, y[3] * scale);
+            codes[r][1] = E4M3::encode4(y[4] * scale, y[5] * scale, y[6] * scale, y[7] * scale);
+            *reinterpret_cast<uint2*>(sink.codes + at) = make_uint2(codes[r][0], codes[r][1]);
+        }
+        if (!sink.transposed) return;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 rows[4] = {codes[0][half], codes[1][half], codes[2][half], codes[3][half]};
+            u32 lines[4];
+            transpose4(rows, lines);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                *reinterpret_cast<u32*>(sink.transposed + (group * 8 + half * 4 + i) * sink.line + top) = lines[i];
+        }
+    });
+    seen.publish(sink.amax, sink.flag);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *sink.scale_inv = 1.0f / scale;
+}
+
+KERNEL(layer_norm_cast_2048, ROW_THREADS)
+(const u16* x, const u16* residual, u16* total, const float* gamma, const float* beta, float* mean, float* rstd, Sink sink,
+ int columns) {
+    layer_norm_cast<1>(x, residual, total, gamma, beta, mean, rstd, sink, columns);
+}
+
+KERNEL(layer_norm_cast_4096, ROW_THREADS)
+(const u16* x, const u16* residual, u16* total, const float* gamma, const float* beta, float* mean, float* rstd, Sink sink,
+ int columns) {
+    layer_norm_cast<2>(x, residual, total, gamma, beta, mean, rstd, sink, columns);
+}
+
 // dx = rstd · (g - Σg/n - normal · Σ(g · normal)/n) with g = dy · gamma and normal = (x - mean) · rstd. With `residual`, the
 // gradient that bypasses the norm is added to the rounded dx, and the sum rounded.
 KERNEL(layer_norm_backward, ROW_THREADS)

@@ -53,6 +53,16 @@ __device__ __forceinline__ bool add_partial(const float* partial, float* out, u3
     return true;
 }
 
+// Four rows of four bytes become four columns of four bytes.
+__device__ __forceinline__ void transpose4(const u32 (&rows)[4], u32 (&columns)[4]) {
+    const u32 low01 = __byte_perm(rows[0], rows[1], 0x5140), low23 = __byte_perm(rows[2], rows[3], 0x5140);
+    const u32 high01 = __byte_perm(rows[0], rows[1], 0x7362), high23 = __byte_perm(rows[2], rows[3], 0x7362);
+    columns[0] = __byte_perm(low01, low23, 0x5410);
+    columns[1] = __byte_perm(low01, low23, 0x7632);
+    columns[2] = __byte_perm(high01, high23, 0x5410);
+    columns[3] = __byte_perm(high01, high23, 0x7632);
+}
+
 // How many of its rows a thread asks for before it makes anything of them. More rows in flight, more registers.
 template <class Producer>
 constexpr int ROWS_AT_ONCE = 1;
@@ -125,16 +135,9 @@ __device__ __forceinline__ void cast_tile(const Producer& producer, const Sink& 
         u32* words = reinterpret_cast<u32*>(turned);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const u32 low01 = __byte_perm(codes[0][half], codes[1][half], 0x5140);
-            const u32 low23 = __byte_perm(codes[2][half], codes[3][half], 0x5140);
-            const u32 high01 = __byte_perm(codes[0][half], codes[1][half], 0x7362);
-            const u32 high23 = __byte_perm(codes[2][half], codes[3][half], 0x7362);
-            const u32 lines[4] = {
-                __byte_perm(low01, low23, 0x5410),
-                __byte_perm(low01, low23, 0x7632),
-                __byte_perm(high01, high23, 0x5410),
-                __byte_perm(high01, high23, 0x7632),
-            };
+            const u32 quarter[4] = {codes[0][half], codes[1][half], codes[2][half], codes[3][half]};
+            u32 lines[4];
+            transpose4(quarter, lines);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int line = group * 8 + half * 4 + i;

@@ -45,7 +45,7 @@ use table::Table;
 use unit::Piece;
 
 /// Lanes of a graph where nothing else is asked for.
-pub const LANES: usize = 4;
+pub const LANES: usize = 8;
 
 const CAPS: Caps = Caps { fp8_needs_transposes: true, fp8_multiple: 16, bf16_only: true, fuses: true, parallel: true };
 

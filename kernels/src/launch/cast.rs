@@ -136,6 +136,13 @@ pub(crate) struct Sink {
 }
 plain_arguments!(Sink);
 
+impl Sink {
+    /// Whether four codes of a line of `transposed` can be written at once.
+    pub(crate) const fn in_words(&self) -> bool {
+        self.transposed.is_multiple_of(4) && self.line % 4 == 0
+    }
+}
+
 impl Outputs {
     /// Codes alone.
     pub fn codes(codes: Codes) -> Outputs {

@@ -3,7 +3,7 @@
 use cudarc::driver::CudaStream;
 use half::bf16;
 
-use super::cast::{ColumnScratch, TILE, partial_sums};
+use super::cast::{ColumnScratch, Normalised, Outputs, TILE, partial_sums};
 use crate::error::Result;
 use crate::memory::Span;
 use crate::module::{Kernels, dimension, expect, expect_if, optional};
@@ -76,6 +76,45 @@ impl Kernels {
         let arguments: [&dyn crate::module::Argument; 9] =
             [&x, &other, &total, &gamma, &beta, &y, &mean, &rstd, &across];
         self.launch(stream, kernel, [rows, 1], THREADS, 0, &arguments)
+    }
+
+    /// Statistics of rows, as [`layer_norm_forward`](Kernels::layer_norm_forward) makes them, and E4M3 codes of the
+    /// normalised rows, as [`cast_norm`](Kernels::cast_norm) does: in one pass up to 4,096 columns, else by those two. With
+    /// `residual`, `x.x` is the sum of both, and written.
+    pub fn layer_norm_cast(
+        &self,
+        stream: &CudaStream,
+        x: &Normalised,
+        (rows, columns): (usize, usize),
+        residual: Option<[Span<bf16>; 2]>,
+        outputs: &Outputs,
+    ) -> Result {
+        let statistics = Statistics { mean: x.mean, rstd: x.rstd };
+        let kernel = if columns <= 2048 { "layer_norm_cast_2048" } else { "layer_norm_cast_4096" };
+        let sink = outputs.sink(kernel, rows, columns)?;
+        let whole = rows.is_multiple_of(4) && columns.is_multiple_of(8) && sink.in_words();
+        if outputs.codes.is_none() || outputs.column_sums.is_some() || columns > 4096 || !whole {
+            let (source, residual) = match residual {
+                None => (x.x, None),
+                Some([source, other]) => (source, Some(Residual { other, total: x.x })),
+            };
+            self.layer_norm_forward(stream, source, (rows, columns), residual, statistics, None)?;
+            return self.cast_norm(stream, x, (rows, columns), outputs);
+        }
+        let (_, across) = (dimension(kernel, "rows", rows)?, dimension(kernel, "columns", columns)?);
+        expect(kernel, "x", x.x, rows * columns)?;
+        for part in residual.into_iter().flatten() {
+            expect(kernel, "residual", part, rows * columns)?;
+        }
+        expect(kernel, "gamma", x.gamma, columns)?;
+        expect_if(kernel, "beta", x.beta, columns)?;
+        statistics.expect(kernel, rows)?;
+        let source = residual.map_or(x.x, |[source, _]| source);
+        let (other, total) = (optional(residual.map(|[_, other]| other)), optional(residual.map(|_| x.x)));
+        let (mean, beta) = (optional(x.mean), optional(x.beta));
+        let arguments: [&dyn crate::module::Argument; 9] =
+            [&source, &other, &total, &x.gamma, &beta, &mean, &x.rstd, &sink, &across];
+        self.launch(stream, kernel, [rows / 4, 1], THREADS, 0, &arguments)
     }
 
     /// Gradient of the input; `residual`, the gradient that bypasses the norm, is added to it.

@@ -1,7 +1,7 @@
 //! Layer norm against float64.
 
 use half::bf16;
-use qeffect_kernels::launch::cast::{ColumnScratch, partial_sums};
+use qeffect_kernels::launch::cast::{Codes, ColumnScratch, Normalised, Outputs, Transposed, partial_sums};
 use qeffect_kernels::launch::norm::{Normal, Residual, Statistics};
 
 use crate::rig::{bf16_bits, bits, close, floats, numbers, rig, rounded};
@@ -172,5 +172,75 @@ fn rms_norm_is_within_bounds_of_float64() {
             close("dx", floats(&dx.read().unwrap()), &want_dx, BF16);
         }
         close("dgamma", dgamma.read().unwrap(), &want_gamma, 1e-5);
+    }
+}
+
+/// What a norm leaves behind: the sum, statistics, values, both layouts of codes, and the numbers beside them.
+type Left = (Vec<u16>, [Vec<u32>; 2], Vec<u16>, [Vec<u8>; 2], [Vec<u32>; 2], Vec<u32>);
+
+#[test]
+fn a_norm_with_its_cast_in_one_pass_gives_the_bits_of_both() {
+    let Some(rig) = rig() else { return };
+    // With one and with two groups of eight columns per thread, whole and not; and what is done in two passes all the same.
+    for (rows, columns) in [(4, 8), (8, 264), (256, 2048), (64, 2056), (132, 4096), (3, 64), (8, 4104), (12, 20)] {
+        let (len, shape) = (rows * columns, (rows, columns));
+        let of = |seed, scale: f32| -> Vec<bf16> {
+            numbers(seed, len).iter().map(|x| bf16::from_f32(x * scale + 0.25)).collect()
+        };
+        let (x, other) = (rig.upload(&of(1, 2.0)), rig.upload(&of(2, 1.0)));
+        let (gamma, beta) = (rig.upload(&numbers(3, columns)), rig.upload(&numbers(4, columns)));
+        let scale = rig.upload(&[173.0f32]);
+        for (with_sum, with_bias, beside) in
+            [(true, true, false), (true, true, true), (false, true, false), (false, false, true), (true, false, false)]
+        {
+            let run = |one_pass: bool| -> Left {
+                let (total, values) = (rig.poisoned::<bf16>(len), rig.poisoned::<bf16>(len));
+                let (mean, rstd) = (rig.poisoned::<f32>(rows), rig.poisoned::<f32>(rows));
+                let line = if beside { rows.next_multiple_of(16) + 32 } else { rows };
+                let (codes, transposed) = (rig.poisoned::<u8>(len), rig.poisoned::<u8>(columns * line));
+                let (scale_inv, amax, flag) = (rig.poisoned::<f32>(1), rig.upload(&[0.5f32]), rig.upload(&[0u32]));
+                let normalised = Normalised {
+                    x: if with_sum { total.span() } else { x.span() },
+                    mean: with_bias.then(|| mean.span()),
+                    rstd: rstd.span(),
+                    gamma: gamma.span(),
+                    beta: with_bias.then(|| beta.span()),
+                };
+                let outputs = Outputs {
+                    values: Some(values.span()),
+                    codes: Some(Codes {
+                        codes: codes.span(),
+                        transposed: Some(if beside {
+                            Transposed::Beside { region: transposed.span().part(16..columns * line).unwrap(), line }
+                        } else {
+                            Transposed::Alone(transposed.span())
+                        }),
+                        scale: scale.span(),
+                        scale_inv: scale_inv.span(),
+                        amax: Some(amax.span()),
+                    }),
+                    column_sums: None,
+                    flag: Some(flag.span()),
+                };
+                if one_pass {
+                    let parts = with_sum.then(|| [x.span(), other.span()]);
+                    rig.kernels.layer_norm_cast(&rig.stream, &normalised, shape, parts, &outputs).unwrap();
+                } else {
+                    let saved = Statistics { mean: normalised.mean, rstd: rstd.span() };
+                    let residual = with_sum.then(|| Residual { other: other.span(), total: total.span() });
+                    rig.kernels.layer_norm_forward(&rig.stream, x.span(), shape, residual, saved, None).unwrap();
+                    rig.kernels.cast_norm(&rig.stream, &normalised, shape, &outputs).unwrap();
+                }
+                (
+                    bf16_bits(&total.read().unwrap()),
+                    [mean, rstd].map(|buffer| bits(&buffer.read().unwrap())),
+                    bf16_bits(&values.read().unwrap()),
+                    [codes, transposed].map(|buffer| buffer.read().unwrap()),
+                    [scale_inv, amax].map(|buffer| bits(&buffer.read().unwrap())),
+                    flag.read().unwrap(),
+                )
+            };
+            assert_eq!(run(true), run(false), "{shape:?}, sum {with_sum}, bias {with_bias}, beside {beside}");
+        }
     }
 }

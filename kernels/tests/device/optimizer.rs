@@ -212,7 +212,8 @@ fn outcome(rig: &Rig, run: &Run, gradient: Gradient, shape: (usize, usize), cast
 #[test]
 fn gradients_in_bf16_give_the_bits_of_their_values() {
     let Some(rig) = rig() else { return };
-    for shape in SHAPES {
+    // The last one has more pieces than are summed by a block each.
+    for shape in SHAPES.into_iter().chain([(2057, 2051)]) {
         let len = shape.0 * shape.1;
         let narrow: Vec<bf16> = numbers(5, len).into_iter().map(bf16::from_f32).collect();
         let wide: Vec<f32> = narrow.iter().map(|x| x.to_f32()).collect();
@@ -228,7 +229,10 @@ fn gradients_in_bf16_give_the_bits_of_their_values() {
 fn rows_without_a_gradient_are_not_read() {
     let Some(rig) = rig() else { return };
     // Rows that are not a multiple of 256 are read all the same, and must be what they are said to be.
-    for (shape, skipped) in [((33, 512), true), ((70, 256), true), ((9, 768), true), ((33, 72), false)] {
+    // The last one has more pieces than are summed by a block each.
+    for (shape, skipped) in
+        [((33, 512), true), ((70, 256), true), ((9, 768), true), ((33, 72), false), ((6001, 768), true)]
+    {
         let len = shape.0 * shape.1;
         let touched: Vec<u32> = (0..shape.0).map(|row| u32::from(row % 5 == 1 || row == 8)).collect();
         let is_touched = |i: usize| touched[i / shape.1] != 0;

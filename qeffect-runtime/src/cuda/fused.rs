@@ -131,18 +131,15 @@ impl Lane<'_> {
         let gamma = t.get(name, gain)?;
         let beta = bias.map(|bias| t.get(name, bias)).transpose()?;
         let outputs = &fused.outputs;
-        let taken = outputs.codes.is_some() || outputs.column_sums.is_some();
-        let normal = match outputs.values {
-            Some(values) if !taken => Some(Normal { gamma, beta, y: t.get(name, values)? }),
-            _ => None,
-        };
-        k.layer_norm_forward(stream, source, shape, residual, statistics, normal).map_err(failed(name))?;
-        if !taken {
-            return Ok(());
+        if outputs.codes.is_some() || outputs.column_sums.is_some() {
+            self.only(fused, Format::E4M3)?;
+            let normalised = Normalised { x: rows, mean: statistics.mean, rstd: statistics.rstd, gamma, beta };
+            let parts = residual.map(|Residual { other, .. }| [source, other]);
+            return k.layer_norm_cast(stream, &normalised, shape, parts, &self.outputs(fused)?).map_err(failed(name));
         }
-        self.only(fused, Format::E4M3)?;
-        let normalised = Normalised { x: rows, mean: statistics.mean, rstd: statistics.rstd, gamma, beta };
-        k.cast_norm(stream, &normalised, shape, &self.outputs(fused)?).map_err(failed(name))
+        let values = outputs.values.map(|values| t.get(name, values)).transpose()?;
+        let normal = values.map(|y| Normal { gamma, beta, y });
+        k.layer_norm_forward(stream, source, shape, residual, statistics, normal).map_err(failed(name))
     }
 
     /// The gradient of the rows, with the gradient that bypasses the norm, and what is taken from it; those of gain and bias.
