@@ -44,9 +44,13 @@ fn a_short_run_leaves_metrics_a_plot_and_a_table() {
     // A rank is a thread with a list of its own for each stretch between messages, all launched once per step.
     let [lists, launches] = two(&cell(&text, "captured lists of commands, launches per step"));
     assert!(lists == launches && lists >= 2, "{text}");
-    for row in ["activations, tapes and works", "tapes, MiB", "works, MiB", "destinations of gradients"] {
-        let bytes = cell(&text, row);
-        assert!(bytes.split(' ').all(|bytes| bytes.parse::<f64>().unwrap() > 0.0), "{row}: {bytes}");
+    let mib = |row: &str| cell(&text, row).split(' ').map(|mib| mib.parse().unwrap()).collect::<Vec<f64>>();
+    for row in ["tapes, MiB", "works, MiB", "destinations of gradients"] {
+        assert!(mib(row).iter().all(|mib| *mib > 0.0), "{text}");
+    }
+    let [all, tape, work] = ["activations, tapes and works", "tape region", "work region"].map(mib);
+    for ((all, tape), work) in all.into_iter().zip(tape).zip(work) {
+        assert!(all > 0.0 && tape > 0.0 && work > 0.0 && tape + work > all - 0.1, "{text}");
     }
     let run = out.join("zb_v-fp8-delayed-seed1");
     let metrics = lines(&run);

@@ -19,7 +19,7 @@ use crate::data::Windows;
 use crate::error::{Error, Result};
 use crate::executor::{Executor, Mail, Outlet};
 use crate::optim::{self, Measured};
-use crate::pool::KeptBytes;
+use crate::pool::{KeptBytes, RegionBytes};
 use crate::recompute::{Recomputed, StageTape};
 use crate::shard::{CellHealth, Mismatch, Shard};
 use crate::stage::Stage;
@@ -112,6 +112,8 @@ pub(crate) struct RankReport {
     pub logits: Vec<Vec<f64>>,
     /// Most bytes of activations, tapes and works since start.
     pub bytes: usize,
+    /// Bytes of the regions that these lie in.
+    pub regions: RegionBytes,
     /// Bytes of all destinations of gradients.
     pub arena_bytes: usize,
     /// Most bytes that each stage retained at once since start.
@@ -377,7 +379,8 @@ impl<S: Stage> RankState<S> {
             _ => None,
         };
         let norm = after.verdict.map_or(f64::NAN, |verdict| verdict.norm);
-        let (bytes, arena_bytes) = (self.shard.pool().peak(), self.shard.arena_bytes());
+        let (bytes, regions) = (self.shard.pool().peak(), self.shard.pool().regions());
+        let arena_bytes = self.shard.arena_bytes();
         let kept = self.shard.kept_bytes();
         let (logits, spans) = (after.logits, Vec::new());
         Ok(RankReport {
@@ -387,6 +390,7 @@ impl<S: Stage> RankState<S> {
             losses,
             logits,
             bytes,
+            regions,
             arena_bytes,
             kept,
             raised,

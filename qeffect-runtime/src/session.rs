@@ -288,6 +288,7 @@ where
             busy: reports.iter().map(|report| report.busy).collect(),
             peaks: reports.iter().map(|report| report.outcome.peaks).collect(),
             bytes: reports.iter().map(|report| report.bytes).collect(),
+            regions: reports.iter().map(|report| report.regions).collect(),
             arena_bytes: reports.iter().map(|report| report.arena_bytes).collect(),
             kept: by_stage(reports.iter().flat_map(|report| report.kept.iter().copied())),
             // Each is launched once per step.

@@ -11,7 +11,7 @@ use qeffect_core::plan::{Checked, Peaks, Proved};
 use qeffect_core::sim::{self, CostModel};
 use qeffect_runtime::data::{ByteData, Windows};
 use qeffect_runtime::gpt::{GptConfig, GptStage};
-use qeffect_runtime::pool::KeptBytes;
+use qeffect_runtime::pool::{KeptBytes, RegionBytes};
 use qeffect_runtime::sample::{self, Sampling};
 use qeffect_runtime::session::{Session, SessionConfig, StepReport};
 
@@ -185,6 +185,7 @@ struct History {
     bubble: f64,
     peaks: Vec<Peaks>,
     bytes: Vec<usize>,
+    regions: Vec<RegionBytes>,
     arena_bytes: Vec<usize>,
     kept: Vec<KeptBytes>,
     graphs: usize,
@@ -201,6 +202,7 @@ impl History {
         self.skipped += usize::from(report.skipped);
         self.peaks.clone_from(&report.peaks);
         self.bytes.clone_from(&report.bytes);
+        self.regions.clone_from(&report.regions);
         self.arena_bytes.clone_from(&report.arena_bytes);
         self.kept.clone_from(&report.kept);
         // A measured step may launch none of what was captured.
@@ -328,6 +330,8 @@ fn summary(checked: &Checked, identity: &str, history: &History, elapsed: Durati
         bytes.map(|b| format!("{:.1}", b as f64 / f64::from(1 << 20))).collect::<Vec<_>>().join(" ")
     };
     row("activations, tapes and works, MiB by rank", mib(&mut history.bytes.iter().copied()));
+    row("tape region, MiB by rank", mib(&mut history.regions.iter().map(|regions| regions.tape.owned)));
+    row("work region, MiB by rank", mib(&mut history.regions.iter().map(|regions| regions.work.owned)));
     if history.kept.iter().any(|kept| kept.input > 0) {
         row("inputs to recompute from, MiB by stage", mib(&mut history.kept.iter().map(|kept| kept.input)));
     }

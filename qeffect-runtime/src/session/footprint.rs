@@ -10,6 +10,7 @@ use crate::capture::record::Entry;
 use crate::cuda::DryRun;
 use crate::device::{Device, SharedDevice};
 use crate::error::{Error, Result};
+use crate::pool::RegionBytes;
 use crate::stage::Stage;
 
 /// Bytes of device memory that all ranks of a session take of one GPU, without what the driver takes for itself, and
@@ -18,8 +19,10 @@ use crate::stage::Stage;
 pub struct Footprint {
     /// Parameters, weight caches, gradients, moments, scales and histories, tokens.
     pub state: usize,
-    /// Activations, tapes and works.
-    pub activations: usize,
+    /// The tape regions of all ranks: activations, and what is kept from F to I.
+    pub tapes: usize,
+    /// Their work regions: what is kept from I to W.
+    pub works: usize,
     /// What messages between ranks lie in.
     pub messages: usize,
     /// Workspaces of lanes, and the unused rest of allocations.
@@ -29,7 +32,7 @@ pub struct Footprint {
 impl Footprint {
     /// All of it.
     pub const fn bytes(&self) -> usize {
-        self.state + self.activations + self.messages + self.device
+        self.state + self.tapes + self.works + self.messages + self.device
     }
 
     /// Refuses what does not fit.
@@ -57,7 +60,8 @@ impl fmt::Display for Footprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = [
             ("parameters, gradients, optimizer", self.state),
-            ("activations, tapes, works", self.activations),
+            ("activations and tapes", self.tapes),
+            ("works", self.works),
             ("messages", self.messages),
             ("workspaces of the device", self.device),
         ];
@@ -84,7 +88,9 @@ where
         let session = Session::ranks(checked, stages, config, move |_| Ok(Box::new(handle.clone())))?;
         let state = dry.held();
         let traces = session.traces()?;
-        let activations = dry.held() - state;
+        let regions: Vec<RegionBytes> = session.on_all(|state| Ok(state.shard.pool().regions()))?;
+        let owned = |of: fn(&RegionBytes) -> usize| regions.iter().map(of).sum();
+        let (tapes, works) = (owned(|regions| regions.tape.owned), owned(|regions| regions.work.owned));
         let cmds = match config.capture {
             CaptureMode::Step => session.joint_step(&mut device, traces)?,
             _ => {
@@ -93,8 +99,8 @@ where
             }
         };
         device.instantiate(cmds)?;
-        let messages = dry.held() - state - activations;
-        Ok(Footprint { state, activations, messages, device: dry.beside() })
+        let messages = dry.held() - state - tapes - works;
+        Ok(Footprint { state, tapes, works, messages, device: dry.beside() })
     }
 }
 
@@ -104,12 +110,13 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_the_table() {
-        let footprint = Footprint { state: 7_000_000, activations: 2_000_000, messages: 500_000, device: 1_000_000 };
+        let [state, tapes, works] = [7_000_000, 1_400_000, 600_000];
+        let footprint = Footprint { state, tapes, works, messages: 500_000, device: 1_000_000 };
         assert!(footprint.fits(10_500_000).is_ok());
         let error = footprint.fits(10_499_999).unwrap_err().to_string();
         let lines: Vec<&str> = error.lines().collect();
         assert_eq!(lines[0], "the run does not fit into 10.5 MB of free device memory");
         assert_eq!(lines[1], "parameters, gradients, optimizer          7.0 MB");
-        assert_eq!(lines[5], "together                                 10.5 MB");
+        assert_eq!(lines[6], "together                                 10.5 MB");
     }
 }

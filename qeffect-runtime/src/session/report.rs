@@ -5,7 +5,7 @@ use std::time::Duration;
 use qeffect_core::ids::Rank;
 use qeffect_core::plan::Peaks;
 
-use crate::pool::KeptBytes;
+use crate::pool::{KeptBytes, RegionBytes};
 use crate::rank::RankReport;
 use crate::shard::Mismatch;
 
@@ -38,6 +38,8 @@ pub struct StepReport {
     pub peaks: Vec<Peaks>,
     /// Per rank, most bytes of activations, tapes and works since start.
     pub bytes: Vec<usize>,
+    /// Per rank, bytes of the tape region and of the work region, which these lie in.
+    pub regions: Vec<RegionBytes>,
     /// Per rank, bytes of all destinations of gradients.
     pub arena_bytes: Vec<usize>,
     /// Per stage, most bytes of tapes and of works since start.
