@@ -68,7 +68,7 @@ impl Device for CpuDevice {
     }
 
     fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {
-        Ok(self.table.alloc(spec))
+        self.table.alloc(spec)
     }
 
     fn spec(&self, buf: Buf) -> Result<&BufSpec, DeviceError> {
@@ -148,6 +148,15 @@ mod tests {
 
     fn floats(device: &mut CpuDevice, buf: Buf) -> Vec<f32> {
         bytes(device, buf).chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect()
+    }
+
+    #[test]
+    fn what_there_is_no_memory_for_is_an_error_that_names_it() {
+        let mut device = CpuDevice::new();
+        for (rows, cols) in [(1, usize::MAX / 2), (usize::MAX / 2, 3)] {
+            let error = device.alloc(BufSpec::new("table", Dtype::F64, rows, cols)).unwrap_err();
+            assert!(error.to_string().starts_with("alloc: no memory for `table`, f64["), "{error}");
+        }
     }
 
     #[test]

@@ -8,10 +8,13 @@ use std::collections::BTreeMap;
 use crate::error::{Error, Result};
 use crate::kernels::optimizer::norm_pieces;
 
+/// The most steps of a run: each has a row in the table of learning rates.
+pub const MOST_STEPS: u64 = 10_000_000;
+
 /// Settings of the optimizer.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct OptimConfig {
-    /// Commits in the run: the learning rate is at `floor` after the last.
+    /// Commits in the run, at most [`MOST_STEPS`]: the learning rate is at `floor` after the last.
     pub steps: u64,
     /// Commits of linear warm-up.
     pub warmup: u64,
@@ -54,6 +57,11 @@ impl OptimConfig {
         let beta = |beta: f64| (0.0..1.0).contains(&beta);
         if self.steps == 0 {
             return wrong("there must be at least one step");
+        }
+        if self.steps > MOST_STEPS {
+            return wrong(&format!(
+                "a run has at most {MOST_STEPS} steps, as each has a row in the table of learning rates"
+            ));
         }
         if !(self.peak >= 0.0 && self.peak.is_finite() && self.floor >= 0.0 && self.floor <= self.peak) {
             return wrong("learning rates must be 0 ≤ floor ≤ peak");
@@ -180,6 +188,8 @@ mod tests {
         assert!(config.validate().is_ok());
         for broken in [
             OptimConfig { steps: 0, ..config },
+            OptimConfig { steps: MOST_STEPS + 1, ..config },
+            OptimConfig { steps: u64::MAX, ..config },
             OptimConfig { floor: 3.0, ..config },
             OptimConfig { peak: f64::NAN, ..config },
             OptimConfig { beta2: 1.0, ..config },

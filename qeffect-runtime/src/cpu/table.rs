@@ -25,28 +25,36 @@ pub(super) enum Data {
     Taken,
 }
 
+fn filled<T: Clone>(value: T, elements: usize) -> Option<Vec<T>> {
+    let mut data = Vec::new();
+    data.try_reserve_exact(elements).ok()?;
+    data.resize(elements, value);
+    Some(data)
+}
+
 impl Data {
-    fn new(dtype: Dtype, elements: usize) -> Data {
-        match dtype {
-            Dtype::F64 => Data::F64(vec![0.0; elements]),
-            Dtype::F32 => Data::F32(vec![0.0; elements]),
-            Dtype::Bf16 => Data::Bf16(vec![bf16::ZERO; elements]),
-            Dtype::E4M3 | Dtype::E5M2 | Dtype::U8 => Data::U8(vec![0; elements]),
-            Dtype::U32 => Data::U32(vec![0; elements]),
-            Dtype::U64 => Data::U64(vec![0; elements]),
-        }
+    /// None where there is no memory for it.
+    fn new(dtype: Dtype, elements: usize) -> Option<Data> {
+        Some(match dtype {
+            Dtype::F64 => Data::F64(filled(0.0, elements)?),
+            Dtype::F32 => Data::F32(filled(0.0, elements)?),
+            Dtype::Bf16 => Data::Bf16(filled(bf16::ZERO, elements)?),
+            Dtype::E4M3 | Dtype::E5M2 | Dtype::U8 => Data::U8(filled(0, elements)?),
+            Dtype::U32 => Data::U32(filled(0, elements)?),
+            Dtype::U64 => Data::U64(filled(0, elements)?),
+        })
     }
 
     /// Numbers are 1, codes, indices and flags 0.
-    fn ones(dtype: Dtype, elements: usize) -> Data {
-        let mut data = Data::new(dtype, elements);
+    fn ones(dtype: Dtype, elements: usize) -> Option<Data> {
+        let mut data = Data::new(dtype, elements)?;
         match &mut data {
             Data::F64(x) => x.fill(1.0),
             Data::F32(x) => x.fill(1.0),
             Data::Bf16(x) => x.fill(bf16::ONE),
             Data::U8(_) | Data::U32(_) | Data::U64(_) | Data::Taken => {}
         }
-        data
+        Some(data)
     }
 
     fn poison(&mut self) {
@@ -131,12 +139,20 @@ pub(super) struct Table {
 
 type Result<T, E = DeviceError> = std::result::Result<T, E>;
 
+fn no_memory(spec: &BufSpec) -> DeviceError {
+    let BufSpec { name, dtype, rows, cols } = spec;
+    DeviceError::Failed { cmd: "alloc", reason: format!("no memory for `{name}`, {dtype}[{rows}, {cols}]") }
+}
+
 impl Table {
-    pub(super) fn alloc(&mut self, spec: BufSpec) -> Buf {
-        let mut data = Data::new(spec.dtype, spec.elements());
+    pub(super) fn alloc(&mut self, spec: BufSpec) -> Result<Buf> {
+        let elements = spec.rows.checked_mul(spec.cols);
+        let Some(mut data) = elements.and_then(|elements| Data::new(spec.dtype, elements)) else {
+            return Err(no_memory(&spec));
+        };
         data.poison();
         self.entries.push(Entry { spec, data });
-        Buf((self.entries.len() - 1) as u32)
+        Ok(Buf((self.entries.len() - 1) as u32))
     }
 
     fn entry(&self, buf: Buf) -> Result<&Entry> {
@@ -244,10 +260,14 @@ impl Table {
         if let Some(unknown) = bufs.iter().find(|buf| buf.index() >= self.entries.len()) {
             return Err(DeviceError::UnknownBuffer(*unknown));
         }
+        let scratch = |buf: &Buf| {
+            let spec = &self.entries[buf.index()].spec;
+            Data::ones(spec.dtype, spec.elements()).ok_or_else(|| no_memory(spec))
+        };
+        let scratch = bufs.iter().map(scratch).collect::<Result<Vec<_>>>()?;
         let mut kept = Vec::with_capacity(bufs.len());
-        for buf in bufs {
-            let Entry { spec, data } = &mut self.entries[buf.index()];
-            kept.push(std::mem::replace(data, Data::ones(spec.dtype, spec.elements())));
+        for (buf, ones) in bufs.iter().zip(scratch) {
+            kept.push(std::mem::replace(&mut self.entries[buf.index()].data, ones));
         }
         let result = run(self);
         for (buf, data) in bufs.iter().zip(kept) {

@@ -20,7 +20,7 @@ fn scratch(table: &mut Table, workspace: &mut Workspace, fused: &Fused) -> Resul
         return Ok(*buf);
     }
     let (dtype, rows, cols) = key;
-    let buf = table.alloc(BufSpec::new("values of a fused command", dtype, rows, cols));
+    let buf = table.alloc(BufSpec::new("values of a fused command", dtype, rows, cols))?;
     workspace.values.push((key, buf));
     Ok(buf)
 }
