@@ -1,4 +1,5 @@
-// Causal multi-head attention on packed rows [q | k | v], where heads may share keys and values in equal groups, on tensor cores (bf16 products, fp32 sums).
+// Causal multi-head attention on packed rows [q | k | v], where heads may share keys and values in equal groups, on tensor
+// cores (bf16 products, fp32 sums).
 //
 // A block has 64 rows of one sequence and head, a warp 16 of them; it goes through the other side in tiles, ascending. Where
 // there is shared memory enough, two groups of four warps take every other tile each, and the second's sums are added to the
@@ -11,17 +12,7 @@
 //
 // Head dimensions are padded with zeros to 32, 64 or 128 in shared memory. Rows beyond the sequence are zero and are not
 // stored. `lse` and `delta` are [sequences, heads, length].
-#include "common.cuh"
-
-// Compute capabilities 9 to 11 have 227 KiB of shared memory for a block, the others 99.
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
-constexpr int GROUPS = 2;
-#else
-constexpr int GROUPS = 1;
-#endif
-constexpr int GROUP = 128; // threads
-constexpr int THREADS = GROUPS * GROUP;
-constexpr int ROWS = 64; // of a block
+#include "tensor.cuh"
 
 struct Shape {
     int length, heads, kv_heads, dim;
@@ -41,189 +32,6 @@ __device__ __forceinline__ float power_of_two(float x) {
     float value;
     asm("ex2.approx.f32 %0, %1;" : "=f"(value) : "f"(x));
     return value;
-}
-
-// A fragment of sixteen rows and sixteen columns, and two accumulators of eight columns.
-struct Fragment {
-    u32 x[4];
-};
-
-__device__ __forceinline__ u32 shared_address(const u16* p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ Fragment load_matrices(const u16* p) {
-    Fragment f;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3])
-                 : "r"(shared_address(p)));
-    return f;
-}
-
-__device__ __forceinline__ Fragment load_matrices_transposed(const u16* p) {
-    Fragment f;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3])
-                 : "r"(shared_address(p)));
-    return f;
-}
-
-__device__ __forceinline__ void multiply(float (&c)[4], const Fragment& a, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
-}
-
-// A matrix of bf16 in shared memory; lines are padded by 16 bytes against bank conflicts.
-template <int D>
-struct Lines {
-    static constexpr int STRIDE = D + 8;
-    u16* p;
-
-    // The lines from a row on.
-    __device__ __forceinline__ Lines from(int row) const { return Lines{p + row * STRIDE}; }
-
-    // Rows first .. first + 15, columns k .. k + 15, as the left operand.
-    __device__ __forceinline__ Fragment left(int first, int k) const {
-        const int lane = threadIdx.x & 31;
-        return load_matrices(p + (first + (lane & 15)) * STRIDE + k + (lane >> 4) * 8);
-    }
-
-    // The same rows and columns as the right operand of a product over columns: x · thisᵀ.
-    __device__ __forceinline__ Fragment right_over_columns(int first, int k) const {
-        const int lane = threadIdx.x & 31;
-        return load_matrices(p + (first + (lane & 7) + (lane >> 4) * 8) * STRIDE + k + ((lane >> 3) & 1) * 8);
-    }
-
-    // As the right operand of a product over rows: x · this.
-    __device__ __forceinline__ Fragment right_over_rows(int first, int column) const {
-        const int lane = threadIdx.x & 31;
-        return load_matrices_transposed(p + (first + (lane & 15)) * STRIDE + column + (lane >> 4) * 8);
-    }
-};
-
-// Starts to copy 16 bytes, or to write zeros where there is nothing to copy.
-__device__ __forceinline__ void copy_async(u16* to, const u16* from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copy_async(float* to, const float* from, bool there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 :
-                 : "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 4 : 0)
-                 : "memory");
-}
-
-// Closes a group of copies.
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until all groups but the newest `LEFT` have arrived.
-template <int LEFT>
-__device__ __forceinline__ void wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-
-// Starts to copy rows first .. first + COUNT - 1 of a matrix in global memory; what lies outside is zero.
-template <int D, int COUNT>
-__device__ __forceinline__ void fill(Lines<D> to, const u16* from, i64 stride, int first, int length, int dim) {
-    const bool wide = (dim & 7) == 0;
-#pragma unroll
-    for (int step = 0; step < (COUNT * D / 8 + THREADS - 1) / THREADS; step++) {
-        const int piece = threadIdx.x + step * THREADS, row = piece / (D / 8), column = piece % (D / 8) * 8;
-        if (COUNT * D / 8 % THREADS != 0 && piece >= COUNT * D / 8) break;
-        const bool there = first + row < length && column < dim;
-        const u16* p = from + (there ? (first + row) * stride + column : 0);
-        u16* target = to.p + row * Lines<D>::STRIDE + column;
-        if (wide) {
-            copy_async(target, p, there);
-        } else {
-            u32 w[4] = {};
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                if (there && column + i < dim) w[i >> 1] |= (u32)__ldg(p + i) << (16 * (i & 1));
-            *reinterpret_cast<uint4*>(target) = make_uint4(w[0], w[1], w[2], w[3]);
-        }
-    }
-}
-
-// c += left[16 rows] · right[N rows]ᵀ over D columns.
-template <int D, int N>
-__device__ __forceinline__ void over_columns(float (&c)[N / 8][4], Lines<D> left, int first, Lines<D> right) {
-#pragma unroll
-    for (int k = 0; k < D; k += 16) {
-        const Fragment a = left.left(first, k);
-#pragma unroll
-        for (int n = 0; n < N; n += 16) {
-            const Fragment b = right.right_over_columns(n, k);
-            multiply(c[n / 8], a, b.x[0], b.x[1]);
-            multiply(c[n / 8 + 1], a, b.x[2], b.x[3]);
-        }
-    }
-}
-
-// c += p[16 rows, N] · right[N rows, D], with p rounded to bf16.
-template <int D, int N>
-__device__ __forceinline__ void over_rows(float (&c)[D / 8][4], const float (&p)[N / 8][4], Lines<D> right) {
-#pragma unroll
-    for (int k = 0; k < N; k += 16) {
-        Fragment a;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            a.x[2 * half] = to_bf16x2(p[k / 8 + half][0], p[k / 8 + half][1]);
-            a.x[2 * half + 1] = to_bf16x2(p[k / 8 + half][2], p[k / 8 + half][3]);
-        }
-#pragma unroll
-        for (int n = 0; n < D; n += 16) {
-            const Fragment b = right.right_over_rows(k, n);
-            multiply(c[n / 8], a, b.x[0], b.x[1]);
-            multiply(c[n / 8 + 1], a, b.x[2], b.x[3]);
-        }
-    }
-}
-
-template <int N>
-__device__ __forceinline__ void clear(float (&c)[N][4]) {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) c[n][i] = 0.0f;
-}
-
-// Sum, and largest, over the four threads that share a row.
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(EVERY_LANE, x, 1);
-    return x + __shfl_xor_sync(EVERY_LANE, x, 2);
-}
-
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(EVERY_LANE, x, 1));
-    return fmaxf(x, __shfl_xor_sync(EVERY_LANE, x, 2));
-}
-
-// Stores a warp's 16 rows × D, rounded.
-template <int D>
-__device__ __forceinline__ void store_rows(
-    u16* to, i64 stride, int first, int length, int dim, const float (&c)[D / 8][4], float low, float high) {
-    const int lane = threadIdx.x & 31, row = first + (lane >> 2);
-#pragma unroll
-    for (int n = 0; n < D / 8; n++) {
-        const int column = n * 8 + (lane & 3) * 2;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float factor = half ? high : low;
-            const u32 pair = to_bf16x2(c[n][2 * half] * factor, c[n][2 * half + 1] * factor);
-            if (row + 8 * half >= length) continue;
-            u16* p = to + (row + 8 * half) * stride + column;
-            if ((dim & 1) == 0) {
-                if (column < dim) *reinterpret_cast<u32*>(p) = pair;
-            } else {
-                if (column < dim) p[0] = (u16)pair;
-                if (column + 1 < dim) p[1] = (u16)(pair >> 16);
-            }
-        }
-    }
 }
 
 // Where a sequence and head lie. Heads share keys and values in equal groups of neighbours.
@@ -247,121 +55,113 @@ struct Place {
     }
 };
 
-extern __shared__ uint4 shared_memory[];
+// A block of 64 queries of one head: what it holds in shared memory, and how it goes through the keys up to its last query,
+// N for each group at a time. With UPPER, the gradients of the output lie beside the queries.
+template <int D, int N, bool UPPER>
+struct Queries {
+    static constexpr int STEP = GROUPS * N;
+    u16* memory;
+    Lines<D> queries, upper;
+    Pair<D, STEP> keys, values;
+    Place place;
+    Warp warp;
+    int first, row, end; // of the block, of this thread, behind the last query
+    const Shape& shape;
 
-// Two places for the same rows, one to be read while the other is filled.
-template <int D, int COUNT>
-struct Pair {
-    Lines<D> first;
-
-    __device__ __forceinline__ Lines<D> operator[](int side) const {
-        return Lines<D>{first.p + side * (COUNT * Lines<D>::STRIDE)};
+    __device__ __forceinline__ Queries(const u16* qkv, const Shape& shape)
+        : memory(reinterpret_cast<u16*>(shared_memory)), queries(take<D, ROWS>(memory)),
+          upper(take<D, UPPER ? ROWS : 0>(memory)), keys{take<D, 2 * STEP>(memory)}, values{take<D, 2 * STEP>(memory)},
+          place(qkv, shape, blockIdx.y / shape.heads, blockIdx.y % shape.heads), shape(shape) {
+        // Blocks with many keys start first.
+        first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS;
+        row = first + warp.mine + (warp.lane >> 2);
+        end = min(first + ROWS, shape.length);
     }
-};
 
-// Memory for COUNT rows, after those that were taken before.
-template <int D, int COUNT>
-__device__ __forceinline__ Lines<D> take(u16*& memory) {
-    const Lines<D> lines{memory};
-    memory += COUNT * Lines<D>::STRIDE;
-    return lines;
-}
+    // Row 0 of this sequence and head in a matrix like the output.
+    __device__ __forceinline__ i64 corner() const { return place.rows * place.hidden + place.head * shape.dim; }
 
-// Which rows a warp has, and which tiles its group.
-struct Warp {
-    int group, mine, lane;
-
-    __device__ __forceinline__ Warp()
-        : group(threadIdx.x / GROUP), mine(threadIdx.x % GROUP / 32 * 16), lane(threadIdx.x & 31) {}
-};
-
-// Adds the second group's values to the first's, through shared memory that nobody uses any more.
-template <int N>
-__device__ __forceinline__ void join(float (&c)[N][4], const Warp& warp) {
-    if (GROUPS == 1) return;
-    float* memory = reinterpret_cast<float*>(shared_memory) + threadIdx.x % GROUP;
-    __syncthreads();
-    if (warp.group == 1) {
-#pragma unroll
-        for (int i = 0; i < 4 * N; i++) memory[i * GROUP] = c[i / 4][i % 4];
-    }
-    __syncthreads();
-    if (warp.group == 0) {
-#pragma unroll
-        for (int i = 0; i < 4 * N; i++) c[i / 4][i % 4] += memory[i * GROUP];
-    }
-}
-
-template <int D>
-__device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, float* lse, const Shape& shape) {
-    constexpr int N = FORWARD_TILE, STEP = GROUPS * N;
-    u16* memory = reinterpret_cast<u16*>(shared_memory);
-    const Lines<D> queries = take<D, ROWS>(memory);
-    const Pair<D, STEP> keys{take<D, 2 * STEP>(memory)}, values{take<D, 2 * STEP>(memory)};
-    const Place place(qkv, shape, blockIdx.y / shape.heads, blockIdx.y % shape.heads);
-    const Warp warp;
-    const int lane = warp.lane;
-    // Blocks with many keys start first.
-    const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS, row = first + warp.mine + (lane >> 2);
-    const int end = min(first + ROWS, shape.length);
-    auto fetch = [&](int tile, int side) {
+    __device__ __forceinline__ void fetch(int tile, int side) const {
         if (tile < end) {
             fill<D, STEP>(keys[side], place.k, place.stride, tile, end, shape.dim);
             fill<D, STEP>(values[side], place.v, place.stride, tile, end, shape.dim);
         }
         commit();
-    };
-    fill<D, ROWS>(queries, place.q, place.stride, first, shape.length, shape.dim);
-    fetch(0, 0);
+    }
 
+    // Calls f(first key, keys, values) of this group's tiles, ascending, but for those of which every key comes after every
+    // query of the warp; the next tiles are on their way meanwhile.
+    template <class F>
+    __device__ __forceinline__ void for_tiles(const u16* dout, const F& f) const {
+        fill<D, ROWS>(queries, place.q, place.stride, first, shape.length, shape.dim);
+        if (UPPER) fill<D, ROWS>(upper, dout + corner(), place.hidden, first, shape.length, shape.dim);
+        fetch(0, 0);
+        for (int step = 0, side = 0; step < end; step += STEP, side ^= 1) {
+            fetch(step + STEP, side ^ 1);
+            wait<1>();
+            __syncthreads();
+            const int tile = step + warp.group * N;
+            if (tile < first + warp.mine + 16) f(tile, keys[side].from(warp.group * N), values[side].from(warp.group * N));
+            __syncthreads();
+        }
+    }
+
+    // One number for each of the two rows of this thread; zero beyond the sequence.
+    __device__ __forceinline__ void statistic(const float* from, float factor, float (&to)[2]) const {
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            to[half] = row + 8 * half < shape.length ? from[place.statistics + row + 8 * half] * factor : 0.0f;
+    }
+};
+
+template <int D>
+__device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, float* lse, const Shape& shape) {
+    constexpr int N = FORWARD_TILE;
+    const Queries<D, N, false> block(qkv, shape);
+    const Place& place = block.place;
+    const Warp& warp = block.warp;
+    const int lane = warp.lane, first = block.first, row = block.row;
     const float minus_infinity = -__uint_as_float(INFINITY_BITS), scale = shape.scale * LOG2_E;
     float sums[D / 8][4], largest[2] = {minus_infinity, minus_infinity}, mass[2] = {0.0f, 0.0f};
     clear(sums);
-    for (int step = 0, side = 0; step < end; step += STEP, side ^= 1) {
-        fetch(step + STEP, side ^ 1);
-        wait<1>();
-        __syncthreads();
-        const int tile = step + warp.group * N;
-        if (tile < first + warp.mine + 16) { // else every key comes after every query
-            float scores[N / 8][4];
-            clear(scores);
-            over_columns<D, N>(scores, queries, warp.mine, keys[side].from(warp.group * N));
-            if (tile + N > first + warp.mine) { // some keys come after some queries
-#pragma unroll
-                for (int n = 0; n < N / 8; n++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        if (tile + n * 8 + (lane & 3) * 2 + (i & 1) > row + 8 * (i >> 1)) scores[n][i] = minus_infinity;
-            }
-            float top[2] = {largest[0], largest[1]};
+    block.for_tiles(nullptr, [&](int tile, Lines<D> keys, Lines<D> values) {
+        float scores[N / 8][4];
+        clear(scores);
+        over_columns<D, N>(scores, block.queries, warp.mine, keys);
+        if (tile + N > first + warp.mine) { // some keys come after some queries
 #pragma unroll
             for (int n = 0; n < N / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) top[i >> 1] = fmaxf(top[i >> 1], scores[n][i]);
-            float shrink[2], shift[2];
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                top[half] = quad_max(top[half]);
-                shrink[half] = power_of_two((largest[half] - top[half]) * scale);
-                shift[half] = top[half] * scale;
-                largest[half] = top[half];
-                mass[half] *= shrink[half];
-            }
-#pragma unroll
-            for (int n = 0; n < N / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    scores[n][i] = power_of_two(fmaf(scores[n][i], scale, -shift[i >> 1]));
-                    mass[i >> 1] += scores[n][i];
-                }
-#pragma unroll
-            for (int n = 0; n < D / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) sums[n][i] *= shrink[i >> 1];
-            over_rows<D, N>(sums, scores, values[side].from(warp.group * N));
+                for (int i = 0; i < 4; i++)
+                    if (tile + n * 8 + (lane & 3) * 2 + (i & 1) > row + 8 * (i >> 1)) scores[n][i] = minus_infinity;
         }
-        __syncthreads();
-    }
+        float top[2] = {largest[0], largest[1]};
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) top[i >> 1] = fmaxf(top[i >> 1], scores[n][i]);
+        float shrink[2], shift[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            top[half] = quad_max(top[half]);
+            shrink[half] = power_of_two((largest[half] - top[half]) * scale);
+            shift[half] = top[half] * scale;
+            largest[half] = top[half];
+            mass[half] *= shrink[half];
+        }
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                scores[n][i] = power_of_two(fmaf(scores[n][i], scale, -shift[i >> 1]));
+                mass[i >> 1] += scores[n][i];
+            }
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[n][i] *= shrink[i >> 1];
+        over_rows<D, N>(sums, scores, values);
+    });
     if (GROUPS == 2) {
         // Both groups take the larger maximum; a group without keys has -∞ and no mass.
         float* tops = reinterpret_cast<float*>(shared_memory);
@@ -395,8 +195,8 @@ __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, floa
         if ((lane & 3) == 0 && row + 8 * half < shape.length)
             lse[place.statistics + row + 8 * half] = largest[half] * shape.scale + (float)log((double)mass[half]);
     }
-    store_rows<D>(out + place.rows * place.hidden + place.head * shape.dim, place.hidden, first + warp.mine,
-                  shape.length, shape.dim, sums, 1.0f / mass[0], 1.0f / mass[1]);
+    store_rows<D>(out + block.corner(), place.hidden, first + warp.mine, shape.length, shape.dim, sums, 1.0f / mass[0],
+                  1.0f / mass[1]);
 }
 
 // A row's scores against a tile, scaled, less its log-sum-exp, as probabilities; and the slopes dP. Keys that come after their
@@ -425,17 +225,13 @@ __device__ __forceinline__ void for_pairs(const Lines<D>& queries, const Lines<D
 template <int D>
 __device__ __forceinline__ void attention_delta(
     const u16* qkv, const u16* out, const u16* dout, const float* lse, float* delta, const Shape& shape) {
-    constexpr int N = backward_tile<D>(), STEP = GROUPS * N;
+    constexpr int N = backward_tile<D>();
     __shared__ float means[ROWS];
-    u16* memory = reinterpret_cast<u16*>(shared_memory);
-    const Lines<D> queries = take<D, ROWS>(memory), upper = take<D, ROWS>(memory);
-    const Pair<D, STEP> keys{take<D, 2 * STEP>(memory)}, values{take<D, 2 * STEP>(memory)};
-    const Place place(qkv, shape, blockIdx.y / shape.heads, blockIdx.y % shape.heads);
-    const Warp warp;
-    const int lane = warp.lane;
-    const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS, row = first + warp.mine + (lane >> 2);
-    const int end = min(first + ROWS, shape.length);
-    const i64 corner = place.rows * place.hidden + place.head * shape.dim; // of out and dout
+    const Queries<D, N, true> block(qkv, shape);
+    const Place& place = block.place;
+    const Warp& warp = block.warp;
+    const int lane = warp.lane, row = block.row;
+    const i64 corner = block.corner();
     float mean[2] = {0.0f, 0.0f};
     if (out) {
         // Four threads of a row take every fourth group of eight columns each.
@@ -456,36 +252,16 @@ __device__ __forceinline__ void attention_delta(
             mean[half] = quad_sum(mean[half]);
         }
     } else {
-        auto fetch = [&](int tile, int side) {
-            if (tile < end) {
-                fill<D, STEP>(keys[side], place.k, place.stride, tile, end, shape.dim);
-                fill<D, STEP>(values[side], place.v, place.stride, tile, end, shape.dim);
-            }
-            commit();
-        };
-        fill<D, ROWS>(queries, place.q, place.stride, first, shape.length, shape.dim);
-        fill<D, ROWS>(upper, dout + corner, place.hidden, first, shape.length, shape.dim);
-        fetch(0, 0);
         const float scale = shape.scale * LOG2_E;
         float shift[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            shift[half] = row + 8 * half < shape.length ? lse[place.statistics + row + 8 * half] * LOG2_E : 0.0f;
-        for (int step = 0, side = 0; step < end; step += STEP, side ^= 1) {
-            fetch(step + STEP, side ^ 1);
-            wait<1>();
-            __syncthreads();
-            const int tile = step + warp.group * N;
-            if (tile < first + warp.mine + 16) { // else every key comes after every query
-                float scores[N / 8][4];
-                for_pairs<D, N>(queries, upper, keys[side].from(warp.group * N), values[side].from(warp.group * N),
-                                warp.mine, tile, row, shape.length, scale, shift, scores,
-                                [&](bool seen, float p, float slope, int half, float&) {
-                                    mean[half] += seen ? p * slope : 0.0f;
-                                });
-            }
-            __syncthreads();
-        }
+        block.statistic(lse, LOG2_E, shift);
+        block.for_tiles(dout, [&](int tile, Lines<D> keys, Lines<D> values) {
+            float scores[N / 8][4];
+            for_pairs<D, N>(block.queries, block.upper, keys, values, warp.mine, tile, row, shape.length, scale, shift, scores,
+                            [&](bool seen, float p, float slope, int half, float&) {
+                                mean[half] += seen ? p * slope : 0.0f;
+                            });
+        });
 #pragma unroll
         for (int half = 0; half < 2; half++) mean[half] = quad_sum(mean[half]);
         if (GROUPS == 2) {
@@ -505,51 +281,25 @@ __device__ __forceinline__ void attention_delta(
 template <int D>
 __device__ __forceinline__ void attention_queries(
     const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, const Shape& shape) {
-    constexpr int N = backward_tile<D>(), STEP = GROUPS * N;
-    u16* memory = reinterpret_cast<u16*>(shared_memory);
-    const Lines<D> queries = take<D, ROWS>(memory), upper = take<D, ROWS>(memory);
-    const Pair<D, STEP> keys{take<D, 2 * STEP>(memory)}, values{take<D, 2 * STEP>(memory)};
-    const Place place(qkv, shape, blockIdx.y / shape.heads, blockIdx.y % shape.heads);
-    const Warp warp;
-    const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS, row = first + warp.mine + (warp.lane >> 2);
-    const int end = min(first + ROWS, shape.length);
-    auto fetch = [&](int tile, int side) {
-        if (tile < end) {
-            fill<D, STEP>(keys[side], place.k, place.stride, tile, end, shape.dim);
-            fill<D, STEP>(values[side], place.v, place.stride, tile, end, shape.dim);
-        }
-        commit();
-    };
-    fill<D, ROWS>(queries, place.q, place.stride, first, shape.length, shape.dim);
-    fill<D, ROWS>(
-        upper, dout + place.rows * place.hidden + place.head * shape.dim, place.hidden, first, shape.length, shape.dim);
-    fetch(0, 0);
+    constexpr int N = backward_tile<D>();
+    const Queries<D, N, true> block(qkv, shape);
+    const Place& place = block.place;
+    const Warp& warp = block.warp;
+    const int first = block.first;
     const float scale = shape.scale * LOG2_E;
     float shift[2], mean[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const bool there = row + 8 * half < shape.length;
-        shift[half] = there ? lse[place.statistics + row + 8 * half] * LOG2_E : 0.0f;
-        mean[half] = there ? delta[place.statistics + row + 8 * half] : 0.0f;
-    }
+    block.statistic(lse, LOG2_E, shift);
+    block.statistic(delta, 1.0f, mean);
     float sums[D / 8][4];
     clear(sums);
-    for (int step = 0, side = 0; step < end; step += STEP, side ^= 1) {
-        fetch(step + STEP, side ^ 1);
-        wait<1>();
-        __syncthreads();
-        const int tile = step + warp.group * N;
-        if (tile < first + warp.mine + 16) { // else every key comes after every query
-            const Lines<D> my_keys = keys[side].from(warp.group * N);
-            float scores[N / 8][4];
-            for_pairs<D, N>(queries, upper, my_keys, values[side].from(warp.group * N), warp.mine, tile, row, shape.length,
-                            scale, shift, scores, [&](bool seen, float p, float slope, int half, float& score) {
-                                score = seen ? p * (slope - mean[half]) * shape.scale : 0.0f;
-                            });
-            over_rows<D, N>(sums, scores, my_keys);
-        }
-        __syncthreads();
-    }
+    block.for_tiles(dout, [&](int tile, Lines<D> keys, Lines<D> values) {
+        float scores[N / 8][4];
+        for_pairs<D, N>(block.queries, block.upper, keys, values, warp.mine, tile, block.row, shape.length, scale, shift,
+                        scores, [&](bool seen, float p, float slope, int half, float& score) {
+                            score = seen ? p * (slope - mean[half]) * shape.scale : 0.0f;
+                        });
+        over_rows<D, N>(sums, scores, keys);
+    });
     join(sums, warp);
     if (warp.group == 0)
         store_rows<D>(

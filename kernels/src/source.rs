@@ -15,8 +15,11 @@ pub struct Source {
 }
 
 /// What every source includes.
-pub const HEADERS: &[(&str, &str)] =
-    &[("common.cuh", include_str!("../cuda/common.cuh")), ("tile.cuh", include_str!("../cuda/tile.cuh"))];
+pub const HEADERS: &[(&str, &str)] = &[
+    ("common.cuh", include_str!("../cuda/common.cuh")),
+    ("tile.cuh", include_str!("../cuda/tile.cuh")),
+    ("tensor.cuh", include_str!("../cuda/tensor.cuh")),
+];
 
 macro_rules! sources {
     ($($(#[$doc:meta])* $constant:ident = $file:literal $(, shared $small:literal or $large:literal)? { $($kernel:ident),+ $(,)? })+) => {
