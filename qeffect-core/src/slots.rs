@@ -275,7 +275,7 @@ impl SlotPool {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(test)]
 mod interleavings;
 #[cfg(test)]
 mod tests;

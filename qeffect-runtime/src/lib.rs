@@ -43,7 +43,6 @@ pub mod session;
 pub mod shard;
 pub mod stage;
 pub mod state;
-pub(crate) mod sync;
 mod timed;
 pub mod transport;
 pub mod value;

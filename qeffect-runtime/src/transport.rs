@@ -6,6 +6,16 @@
 
 pub mod local;
 
+/// The locks of [`local`]. Where every interleaving is tried they are others.
+mod sync {
+    pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
+}
+
+#[cfg(test)]
+mod interleavings;
+#[cfg(test)]
+mod tests;
+
 use core::fmt;
 
 use qeffect_core::code::Code;

@@ -1,5 +1,4 @@
-//! Threads that share a pool behind a lock, in every interleaving, tried by loom:
-//! `RUSTFLAGS="--cfg loom" cargo test -p qeffect-core --lib interleavings`.
+//! Threads that share a pool behind a lock, in every interleaving, tried by loom.
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use qeffect_core::ids::Rank;
 
+use super::sync::{Condvar, Mutex, MutexGuard};
 use super::{Tag, TransportError};
-use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 
 /// One edge between two ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,20 +29,20 @@ pub struct EdgeSpec {
 
 /// All edges between the ranks of a plan, and their exchange of `T`.
 pub struct Fabric<T> {
-    state: Mutex<State<T>>,
+    pub(super) state: Mutex<State<T>>,
     changed: Condvar,
     timeout: Duration,
 }
 
 /// One rank's end of the fabric, for one pass. Dropped without [`finish`](Link::finish), it fails the pass of all.
 pub struct Link<'f, T> {
-    fabric: &'f Fabric<T>,
+    pub(super) fabric: &'f Fabric<T>,
     rank: Rank,
     finished: bool,
 }
 
-struct State<T> {
-    edges: Vec<Option<Edge>>,
+pub(super) struct State<T> {
+    pub(super) edges: Vec<Option<Edge>>,
     ranks: Vec<Activity>,
     gathered: Vec<Option<T>>,
     /// Ranks that still have to take the gathered values.
@@ -50,16 +50,16 @@ struct State<T> {
     failure: Option<(Rank, String)>,
 }
 
-struct Edge {
+pub(super) struct Edge {
     spec: EdgeSpec,
     posted: VecDeque<Tag>,
     /// Sent, and waiting for a posted receive and a free buffer.
-    outbox: VecDeque<(Tag, Vec<u8>)>,
-    arrived: VecDeque<(Tag, Vec<u8>)>,
+    pub(super) outbox: VecDeque<(Tag, Vec<u8>)>,
+    pub(super) arrived: VecDeque<(Tag, Vec<u8>)>,
     /// Free receive buffers.
-    free: Vec<Vec<u8>>,
+    pub(super) free: Vec<Vec<u8>>,
     /// Free buffers of the sender's side.
-    spare: Vec<Vec<u8>>,
+    pub(super) spare: Vec<Vec<u8>>,
     peak_held: usize,
 }
 
@@ -113,7 +113,7 @@ impl Edge {
 }
 
 impl<T> State<T> {
-    fn edge(&mut self, edge: u32) -> Result<&mut Edge, TransportError> {
+    pub(super) fn edge(&mut self, edge: u32) -> Result<&mut Edge, TransportError> {
         self.edges.get_mut(edge as usize).and_then(Option::as_mut).ok_or(TransportError::NoEdge { edge })
     }
 
@@ -397,7 +397,8 @@ impl<T> Drop for Link<'_, T> {
     }
 }
 
-#[cfg(all(test, loom))]
-mod interleavings;
-#[cfg(all(test, not(loom)))]
-mod tests;
+/// Locks; a lock that a panic left behind is taken all the same: whoever panicked is reported by other means, and the
+/// state under the lock is consistent between any two of its methods.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

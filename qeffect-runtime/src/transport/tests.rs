@@ -1,11 +1,13 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use qeffect_core::code::Code;
 use qeffect_core::ids::{Microbatch, Stage};
 use qeffect_core::plan::Direction;
 
+use super::local::*;
 use super::*;
 
 const A: Rank = Rank(0);
