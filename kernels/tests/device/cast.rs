@@ -130,6 +130,41 @@ fn every_bf16_is_encoded_as_the_host_does() {
     }
 }
 
+/// Casts every `step`-th f32, by bits, and compares with the host's codes.
+fn sweep(step: usize) {
+    const CHUNK: usize = 1 << 22;
+    let Some(rig) = rig() else { return };
+    let (source, codes) = (rig.poisoned::<f32>(CHUNK), rig.poisoned::<u8>(CHUNK));
+    let (scale, scale_inv) = (rig.upload(&[1.0f32]), rig.poisoned::<f32>(1));
+    let outputs = Outputs::codes(Codes {
+        codes: codes.span(),
+        transposed: None,
+        scale: scale.span(),
+        scale_inv: scale_inv.span(),
+        amax: None,
+    });
+    let mut source = source;
+    for start in (0..1usize << 32).step_by(CHUNK * step) {
+        let x: Vec<f32> = (0..CHUNK).map(|i| f32::from_bits((start + i * step) as u32)).collect();
+        source.write(&x).unwrap();
+        rig.kernels.cast_master(&rig.stream, source.span(), (2048, CHUNK / 2048), &outputs).unwrap();
+        let mut want = vec![0; CHUNK];
+        fp8::E4m3::encode_scaled(&x, 1.0, &mut want);
+        assert!(codes.read().unwrap() == want, "from {start:#x} on");
+    }
+}
+
+#[test]
+fn f32_is_encoded_as_the_host_does() {
+    sweep(257);
+}
+
+#[test]
+#[ignore = "half a minute in a release build, minutes in others"]
+fn every_f32_is_encoded_as_the_host_does() {
+    sweep(1);
+}
+
 // case B44: the largest scale has a subnormal inverse, which must not be flushed to zero.
 #[test]
 fn a_subnormal_inverse_is_kept() {

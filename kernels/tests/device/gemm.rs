@@ -199,6 +199,50 @@ fn any_numbers_are_within_bounds_of_float64_and_adding_is_adding() {
     assert_eq!(bits(&sum.read().unwrap()), bits(&added), "accumulating is one rounded addition");
 }
 
+#[test]
+fn adding_with_block_scales_is_adding_too() {
+    let Some(rig) = rig() else { return };
+    if rig.kernels.arch() != Arch::SM_90A {
+        return println!("skipped: block scales are Hopper's alone");
+    }
+    let mut bench = Bench::new(rig);
+    let (rows, columns, depth) = (256, 1024, 512);
+    let left = Side::new(rig, Type::E5M2, &numbers(1, rows * depth).iter().map(|x| x * 300.0).collect::<Vec<_>>());
+    let right = Side::new(rig, Type::E4M3, &numbers(2, columns * depth).iter().map(|x| x * 9.0).collect::<Vec<_>>());
+    let start = numbers(3, rows * columns);
+    for kinds in [[BlockScale::Vector, BlockScale::Vector], [BlockScale::Vector, BlockScale::Square]] {
+        let [to_left, to_right] = kinds;
+        // No powers of two.
+        let factors = |kind: BlockScale, rows: usize, seed: u64| {
+            let factors =
+                numbers(seed, kind.len(rows, depth)).iter().map(|x| x.abs() * 1e-2 + 1e-3).collect::<Vec<_>>();
+            rig.upload(&factors)
+        };
+        let (left_scale, right_scale) = (factors(to_left, rows, 4), factors(to_right, columns, 5));
+        let plan = bench.plan(Product {
+            scaling: Scaling::Blocks { left: to_left, right: to_right },
+            ..Product::weight_gradient(rows, columns, depth, left.of, right.of)
+        });
+        let (alone, sum) = (rig.poisoned::<f32>(rows * columns), rig.upload(&start));
+        for (out, accumulate) in [(&alone, false), (&sum, true)] {
+            let operands = Operands {
+                left: left.matrix(),
+                right: right.matrix(),
+                left_scale: Some(left_scale.span()),
+                right_scale: Some(right_scale.span()),
+                bias: None,
+                out: Matrix::F32(out.span()),
+                accumulate,
+            };
+            bench.run(&plan, &operands);
+        }
+        let alone = alone.read().unwrap();
+        assert!(alone.iter().any(|x| *x != 0.0) && alone.iter().all(|x| x.is_finite()));
+        let added: Vec<f32> = start.iter().zip(&alone).map(|(start, product)| start + product).collect();
+        assert_eq!(bits(&sum.read().unwrap()), bits(&added), "{kinds:?}");
+    }
+}
+
 // A coalesced weight gradient: microbatches of 128 tokens side by side, each with its own scales.
 #[test]
 fn block_scales_apply_to_their_own_microbatch() {
@@ -362,12 +406,21 @@ fn replays_and_other_workspaces_give_the_same_bits() {
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     plan.run(&stream, &operands, other.span()).unwrap();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
-    for _ in 0..20 {
+    // Another stream is busy with the same product, in a workspace of its own.
+    let (busy, third, beside) =
+        (rig.context.new_stream().unwrap(), rig.poisoned::<u8>(WORKSPACE), rig.poisoned::<bf16>(rows * columns));
+    let aside = Operands { out: Matrix::Bf16(beside.span()), ..operands };
+    for _ in 0..100 {
+        for _ in 0..4 {
+            plan.run(&busy, &aside, third.span()).unwrap();
+        }
         qeffect_kernels::memory::zero(&stream, out.span()).unwrap();
         graph.launch().unwrap();
         stream.synchronize().unwrap();
         assert_eq!(bf16_bits(&out.read().unwrap()), eager);
     }
+    busy.synchronize().unwrap();
+    assert_eq!(bf16_bits(&beside.read().unwrap()), eager);
 }
 
 // case B23

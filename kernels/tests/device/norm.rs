@@ -187,12 +187,22 @@ fn a_norm_with_its_cast_in_one_pass_gives_the_bits_of_both() {
         let of = |seed, scale: f32| -> Vec<bf16> {
             numbers(seed, len).iter().map(|x| bf16::from_f32(x * scale + 0.25)).collect()
         };
-        let (x, other) = (rig.upload(&of(1, 2.0)), rig.upload(&of(2, 1.0)));
         let (gamma, beta) = (rig.upload(&numbers(3, columns)), rig.upload(&numbers(4, columns)));
-        let scale = rig.upload(&[173.0f32]);
-        for (with_sum, with_bias, beside) in
-            [(true, true, false), (true, true, true), (false, true, false), (false, false, true), (true, false, false)]
-        {
+        let (other, scale) = (rig.upload(&of(2, 1.0)), rig.upload(&[173.0f32]));
+        for (with_sum, with_bias, beside, bad) in [
+            (true, true, false, None),
+            (true, true, true, None),
+            (false, true, false, None),
+            (false, false, true, None),
+            (true, false, false, None),
+            (true, true, true, Some(bf16::NAN)),
+            (false, true, false, Some(bf16::INFINITY)),
+        ] {
+            let mut x = of(1, 2.0);
+            if let Some(bad) = bad {
+                x[len / 2 + 3] = bad;
+            }
+            let x = rig.upload(&x);
             let run = |one_pass: bool| -> Left {
                 let (total, values) = (rig.poisoned::<bf16>(len), rig.poisoned::<bf16>(len));
                 let (mean, rstd) = (rig.poisoned::<f32>(rows), rig.poisoned::<f32>(rows));
@@ -240,7 +250,9 @@ fn a_norm_with_its_cast_in_one_pass_gives_the_bits_of_both() {
                     flag.read().unwrap(),
                 )
             };
-            assert_eq!(run(true), run(false), "{shape:?}, sum {with_sum}, bias {with_bias}, beside {beside}");
+            let (one, two) = (run(true), run(false));
+            assert_eq!(one.5, [u32::from(bad.is_some())], "the flag");
+            assert_eq!(one, two, "{shape:?}, sum {with_sum}, bias {with_bias}, beside {beside}, {bad:?}");
         }
     }
 }

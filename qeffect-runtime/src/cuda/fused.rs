@@ -1,4 +1,4 @@
-//! Fused commands in one pass over memory, or in two where a norm needs its statistics first.
+//! Fused commands in one pass over memory; a norm of rows too long to be kept, and the gradient of a norm, in two.
 
 use half::bf16;
 use qeffect_core::dtype::Dtype;
