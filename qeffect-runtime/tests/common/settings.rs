@@ -29,7 +29,7 @@ pub const fn alone(microbatches: u32, tokens: usize, optim: OptimConfig, norm: N
         microbatches,
         gradients: Gradients::Copied,
         grad_dtype: GradDtype::Master,
-        fast_accumulation: FastAccumulation::None,
+        fast_accumulation: FastAccumulation::Forward, // as a session
         coalesce: 1,
         data_parallel: 1,
         tokens,

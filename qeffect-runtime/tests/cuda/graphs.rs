@@ -11,7 +11,7 @@ use qeffect_runtime::device::{Buf, BufSpec, Device, DeviceError, GraphId};
 use qeffect_runtime::fuse::fuse;
 
 use crate::common::{Solo, batch};
-use crate::rig::{Pair, there_is_a_gpu};
+use crate::rig::{Pair, beside_others};
 use crate::training::{MICROBATCHES, OPTIM, RECIPES, STEPS, Values, model, same, solo};
 
 const PLACEMENTS: [Gradients; 2] = [Gradients::Copied, Gradients::Direct];
@@ -62,9 +62,7 @@ impl Device for Recorder {
 // Case B23.
 #[test]
 fn a_replayed_step_gives_the_bits_of_the_eager_one() {
-    if !there_is_a_gpu() {
-        return;
-    }
+    let Some(_turn) = beside_others() else { return };
     for (recipe, gradients) in RECIPES.into_iter().flat_map(|recipe| PLACEMENTS.map(|placement| (recipe, placement))) {
         let config = model(recipe);
         let mut eager = solo(&config, Gradients::Copied);

@@ -11,7 +11,7 @@ use qeffect_runtime::rng;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_schedules::{one_f_one_b, zb_h1, zb_v};
 
-use crate::rig::there_is_a_gpu;
+use crate::rig::beside_others;
 use crate::training::{MICROBATCHES, OPTIM, RECIPES, STEPS, Values, same};
 
 fn model(recipe: &str, tied: bool) -> LlamaConfig {
@@ -62,9 +62,7 @@ fn unsplit(config: &LlamaConfig, device: Box<dyn Device>) -> Session<LlamaStage>
 
 #[test]
 fn its_loss_follows_that_of_the_cpu() {
-    if !there_is_a_gpu() {
-        return;
-    }
+    let Some(_turn) = beside_others() else { return };
     for recipe in RECIPES {
         let config = model(recipe, true);
         let caps = Caps { fp8_needs_transposes: true, ..Caps::default() };
@@ -85,9 +83,7 @@ fn its_loss_follows_that_of_the_cpu() {
 
 #[test]
 fn it_has_the_same_bits_however_it_is_cut_and_captured() {
-    if !there_is_a_gpu() {
-        return;
-    }
+    let Some(_turn) = beside_others() else { return };
     const FEW: u64 = 6;
     for recipe in RECIPES {
         for tied in [false, true] {

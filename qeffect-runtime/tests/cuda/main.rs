@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod alone;
 mod commands;
 mod graphs;
 mod llama;
@@ -11,4 +12,5 @@ mod observed;
 mod products;
 mod rig;
 mod sessions;
+mod spoiled;
 mod training;

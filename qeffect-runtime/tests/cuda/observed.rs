@@ -12,16 +12,14 @@ use qeffect_schedules::{zb_h1, zb_v};
 
 use crate::common::batch;
 use crate::common::spans::{COMPUTE, one_clock};
-use crate::rig::there_is_a_gpu;
+use crate::rig::beside_others;
 use crate::sessions::{COMPARED, blocks, in_groups, session, wanted};
 use crate::training::{MICROBATCHES, OPTIM, RECIPES, STEPS, Values, model, same};
 
 /// However products of FP8 are summed, in every mode and on one rank or two; and each choice gives bits of its own.
 #[test]
 fn each_way_to_accumulate_gives_the_same_bits_in_every_mode() {
-    if !there_is_a_gpu() {
-        return;
-    }
+    let Some(_turn) = beside_others() else { return };
     let recipe = RECIPES[0].parse().unwrap();
     let config = GptConfig { vocab: 256, hidden: 512, heads: 8, ffn: 512, layers: 2, seq: 64, sequences: 2, recipe };
     let mut results: Vec<Values> = Vec::new();
@@ -53,9 +51,7 @@ fn each_way_to_accumulate_gives_the_same_bits_in_every_mode() {
 /// Steps in which casts are counted have the bits of the others, and count the same in every mode.
 #[test]
 fn counting_what_casts_lose_changes_nothing_in_any_mode() {
-    if !there_is_a_gpu() {
-        return;
-    }
+    let Some(_turn) = beside_others() else { return };
     let config = model(RECIPES[0]);
     let wanted = wanted(&config, Gradients::Direct);
     let mut first = None;
@@ -86,9 +82,7 @@ fn counting_what_casts_lose_changes_nothing_in_any_mode() {
 /// The bits of any other step; every action once, in the order of its rank, and on a GPU that ranks share one at a time.
 #[test]
 fn measured_steps_time_every_action_on_the_gpu() {
-    if !there_is_a_gpu() {
-        return;
-    }
+    let Some(_turn) = beside_others() else { return };
     let config = model(RECIPES[0]);
     for gradients in [Gradients::Direct, Gradients::Coalesced] {
         let wanted = wanted(&config, gradients);

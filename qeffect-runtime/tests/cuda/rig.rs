@@ -1,5 +1,7 @@
 //! A GPU, if there is one, and two devices that are given the same commands.
 
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
 use half::bf16;
 use qeffect_core::dtype::Dtype;
 use qeffect_kernels::probe;
@@ -8,6 +10,9 @@ use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::cuda::CudaDevice;
 use qeffect_runtime::device::{Buf, BufSpec, Device};
 use qeffect_runtime::rng;
+
+/// Held by tests that measure the whole GPU alone, and shared by all others.
+static TURNS: RwLock<()> = RwLock::new(());
 
 /// Whether there is a GPU; else a line says that the test was skipped.
 pub fn there_is_a_gpu() -> bool {
@@ -18,9 +23,14 @@ pub fn there_is_a_gpu() -> bool {
     found
 }
 
-/// The first GPU; none, with a line that says so, where there is none.
-pub fn gpu() -> Option<CudaDevice> {
-    there_is_a_gpu().then(|| CudaDevice::new(0).expect("the GPU opens"))
+/// A turn on the GPU, if there is one, beside other tests: held as long as the test uses it.
+pub fn beside_others() -> Option<RwLockReadGuard<'static, ()>> {
+    there_is_a_gpu().then(|| TURNS.read().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The same with no other test beside: what is free of the memory, and what the process holds, is then this test's doing.
+pub fn alone() -> Option<RwLockWriteGuard<'static, ()>> {
+    there_is_a_gpu().then(|| TURNS.write().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The cpu and a GPU with the same buffers.
@@ -28,11 +38,13 @@ pub struct Pair {
     pub cpu: CpuDevice,
     pub gpu: CudaDevice,
     seed: u64,
+    _turn: RwLockReadGuard<'static, ()>,
 }
 
 impl Pair {
     pub fn new() -> Option<Pair> {
-        gpu().map(|gpu| Pair { cpu: CpuDevice::new(), gpu, seed: 0 })
+        let turn = beside_others()?;
+        Some(Pair { cpu: CpuDevice::new(), gpu: CudaDevice::new(0).expect("the GPU opens"), seed: 0, _turn: turn })
     }
 
     /// A buffer on both, poisoned.

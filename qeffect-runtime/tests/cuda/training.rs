@@ -15,7 +15,7 @@ use qeffect_schedules::library;
 
 use crate::common::settings::adamw;
 use crate::common::{Solo, batch};
-use crate::rig::there_is_a_gpu;
+use crate::rig::beside_others;
 
 pub const STEPS: u64 = 20;
 pub const MICROBATCHES: u32 = 4;
@@ -45,9 +45,7 @@ pub fn same(want: &Values, found: &Values, what: &str) {
 
 #[test]
 fn the_loss_follows_that_of_the_cpu() {
-    if !there_is_a_gpu() {
-        return;
-    }
+    let Some(_turn) = beside_others() else { return };
     for recipe in RECIPES {
         let config = model(recipe);
         let caps = Caps { fp8_needs_transposes: true, ..Caps::default() };
@@ -74,9 +72,7 @@ fn the_loss_follows_that_of_the_cpu() {
 
 #[test]
 fn ranks_on_one_gpu_give_the_bits_of_the_unsplit_model() {
-    if !there_is_a_gpu() {
-        return;
-    }
+    let Some(_turn) = beside_others() else { return };
     const FEW: u64 = 6;
     for recipe in RECIPES {
         let config = model(recipe);
@@ -111,9 +107,7 @@ fn ranks_on_one_gpu_give_the_bits_of_the_unsplit_model() {
 
 #[test]
 fn what_a_gpu_cannot_compute_is_refused_by_name() {
-    if !there_is_a_gpu() {
-        return;
-    }
+    let Some(_turn) = beside_others() else { return };
     let refused = |recipe: &str| {
         let config = model(recipe);
         let checked = library()[0].checked(1, 4).unwrap().into_owned();
