@@ -100,6 +100,8 @@ pub enum Cmd {
     /// and terms that belong to no member are not used, or are zero. On cpu each member's product is what [`Cmd::Gemm`]
     /// makes of it, and products are added in order. Another device may add blocks of terms, times the factors of their
     /// member, in ascending order instead: between devices results agree within rounding, on one device bit for bit.
+    /// Members that have one factor in common are one product to any device; with factors of their own, to some
+    /// ([`Caps::one_factor`](crate::device::Caps)).
     GroupGemm {
         /// Rows of `out`.
         m: usize,

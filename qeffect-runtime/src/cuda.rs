@@ -39,7 +39,6 @@ use exec::Lane;
 use gpu::Gpu;
 use graph::Graphs;
 use marks::Marks;
-use product::{Gemm, Group};
 use scratch::{Need, Scratch};
 use table::Table;
 use unit::Piece;
@@ -47,7 +46,15 @@ use unit::Piece;
 /// Lanes of a graph where nothing else is asked for.
 pub const LANES: usize = 8;
 
-const CAPS: Caps = Caps { fp8_needs_transposes: true, fp8_multiple: 16, bf16_only: true, fuses: true, parallel: true };
+/// Of a GPU that has block scales.
+const CAPS: Caps = Caps {
+    fp8_needs_transposes: true,
+    fp8_multiple: 16,
+    bf16_only: true,
+    fuses: true,
+    parallel: true,
+    one_factor: false,
+};
 
 fn failed(cmd: &'static str) -> impl Fn(KernelError) -> DeviceError + Copy {
     move |error| DeviceError::Failed { cmd, reason: error.to_string() }
@@ -149,10 +156,9 @@ impl CudaDevice {
             self.table.track_rows(&self.stream, name, *table_grad, *cols)?;
         }
         let need = Need::of(cmd, |buf| self.table.spec(buf))?;
-        let group = Group::new(&self.table, cmd)?.map(|group| group.gemm.product);
+        let product = product::of(cmd, |buf| self.table.spec(buf))?;
         self.scratch[lane].reserve(&self.gpu.context, &self.stream, need).map_err(failed(name))?;
-        let alone = Gemm::of(&self.table, cmd)?.map(|gemm| gemm.product);
-        if let Some(product) = group.or(alone) {
+        if let Some(product) = product {
             if product.scaling != Scaling::Tensor && !self.gpu.kernels.arch().has_block_scaled_products() {
                 let arch = self.gpu.kernels.arch();
                 let reason = format!("{arch} has no products with block scales: take gradients direct or copied");
@@ -185,7 +191,7 @@ impl Device for CudaDevice {
     }
 
     fn caps(&self) -> Caps {
-        CAPS
+        Caps { one_factor: !self.gpu.kernels.arch().has_block_scaled_products(), ..CAPS }
     }
 
     fn alloc(&mut self, spec: BufSpec) -> std::result::Result<Buf, DeviceError> {

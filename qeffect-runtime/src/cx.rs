@@ -292,8 +292,9 @@ impl Cx<'_> {
         let Some(all) = groups.add((dst.param, group), members, Waiting { write, position, dy, x }) else {
             return Ok(());
         };
-        let a = groups::operand(all.iter().map(|product| &product.dy), false)?;
-        let b = groups::operand(all.iter().map(|product| &product.x), true)?;
+        let shared = self.state.update() == Update::Step;
+        let a = groups::operand(all.iter().map(|product| &product.dy), false, shared)?;
+        let b = groups::operand(all.iter().map(|product| &product.x), true, shared)?;
         let (members, out) = (members as usize, dst.act.buf);
         let result = self.device.issue(&Cmd::GroupGemm { m, n, k, stride, members, a, b, out, accumulate });
         let mut writes = Vec::with_capacity(members);

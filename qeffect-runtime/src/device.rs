@@ -78,6 +78,9 @@ pub struct Caps {
     /// Commands of a list run in parallel as far as their effects allow: buffers are reused late, and what one command does
     /// to independent cells is split.
     pub parallel: bool,
+    /// Products in FP8 take one factor for a whole operand: microbatches of a group whose factors differ cannot be one
+    /// product.
+    pub one_factor: bool,
 }
 
 /// A list of commands that a device has made ready, to be launched as one. It belongs to the device that made it.

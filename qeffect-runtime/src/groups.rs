@@ -172,8 +172,13 @@ impl Retained for Grouped {
     }
 }
 
-/// The operand of a whole group: the parts of one region, in order.
-pub(crate) fn operand<'a>(parts: impl Iterator<Item = &'a Grouped>, tokens_first: bool) -> Result<GroupOperand> {
+/// The operand of a whole group: the parts of one region, in order. `shared`: scales move between steps only, so the
+/// members' factors are the same number, and the first one stands for all.
+pub(crate) fn operand<'a>(
+    parts: impl Iterator<Item = &'a Grouped>,
+    tokens_first: bool,
+    shared: bool,
+) -> Result<GroupOperand> {
     let parts: Vec<&Grouped> = parts.collect();
     let torn = || Error::Config("the members of a group do not lie in one region".into());
     let first = *parts.first().ok_or_else(torn)?;
@@ -184,7 +189,8 @@ pub(crate) fn operand<'a>(parts: impl Iterator<Item = &'a Grouped>, tokens_first
     if !parts.iter().enumerate().all(same) {
         return Err(torn());
     }
-    let scale_inv = parts.iter().filter_map(|part| part.scale_inv.as_ref().map(|factor| factor.act().buf)).collect();
+    let factors = parts.iter().filter_map(|part| part.scale_inv.as_ref().map(|factor| factor.act().buf));
+    let scale_inv = if shared { factors.take(1).collect() } else { factors.collect() };
     // The product takes tokens × cols, or with the tokens as columns of the first operand cols × tokens.
     let transposed = tokens_first == (first.lines == Lines::Columns);
     Ok(GroupOperand { buf: first.region.act().buf, scale_inv, transposed })

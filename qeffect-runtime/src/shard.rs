@@ -93,7 +93,8 @@ impl<S: Stage> Shard<S> {
         if config.microbatches == 0 || config.data_parallel == 0 || config.tokens == 0 || config.ranks == 0 {
             return Err(Error::Config("microbatches, tokens and ranks must not be zero".into()));
         }
-        admit(device.as_ref(), &recipe, stages.iter().map(|(_, stage)| stage.spec()), config.tokens)?;
+        let specs = stages.iter().map(|(_, stage)| stage.spec());
+        admit(device.as_ref(), &recipe, specs, config.tokens, config.members())?;
         if config.rank >= config.ranks {
             return Err(Error::Config(format!("rank {} of {} ranks", config.rank, config.ranks)));
         }

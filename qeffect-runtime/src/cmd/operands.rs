@@ -39,10 +39,17 @@ pub struct Beside {
 pub struct GroupOperand {
     /// All members' elements.
     pub buf: Buf,
-    /// For FP8: the factor of each member's codes.
+    /// For FP8: the factor of each member's codes, or one that all members have, on both sides.
     pub scale_inv: Box<[Buf]>,
     /// Whether the product takes the stored matrix transposed.
     pub transposed: bool,
+}
+
+impl GroupOperand {
+    /// Factors that both sides of a product of `members` have, if they are codes: one for all where either has one.
+    pub(crate) fn factors(a: &GroupOperand, b: &GroupOperand, members: usize) -> usize {
+        if a.scale_inv.len().max(b.scale_inv.len()) == 1 { 1 } else { members }
+    }
 }
 
 /// All inputs to all outputs, or why not.

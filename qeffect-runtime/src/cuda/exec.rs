@@ -96,7 +96,7 @@ impl Lane<'_> {
                 _ => k.convert(stream, t.get(name, *src)?, t.get(name, *dst)?).map_err(failed),
             },
             Cmd::Gemm { .. } => Gemm::of(t, cmd)?.map_or(Ok(()), |gemm| self.gemm(name, &gemm)),
-            Cmd::GroupGemm { .. } => Group::new(t, cmd)?.map_or(Ok(()), |group| self.group(name, group)),
+            Cmd::GroupGemm { .. } => Group::of(t, cmd)?.map_or(Ok(()), |group| self.group(name, group)),
             Cmd::Quantise { src, .. } => match t.spec(*src)?.dtype {
                 Dtype::Bf16 => self.quantise(cmd, |format, shape, outputs| {
                     k.cast(stream, format, t.get(name, *src)?, shape, outputs).map_err(failed)

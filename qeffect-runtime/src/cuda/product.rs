@@ -7,9 +7,68 @@ use qeffect_kernels::gemm::{BLOCK, BlockScale, Matrix, Operands, Output, Product
 
 use super::table::Table;
 use crate::cmd::{Cmd, GroupOperand, Operand};
-use crate::device::{Buf, DeviceError};
+use crate::device::{Buf, BufSpec, DeviceError};
 
-const CMD: &str = "gemm";
+type Result<T> = std::result::Result<T, DeviceError>;
+
+/// The product that a command is; none of another command. It follows from the command and what its buffers hold.
+pub(super) fn of<'a>(cmd: &Cmd, spec: impl Fn(Buf) -> Result<&'a BufSpec>) -> Result<Option<Product>> {
+    let name = cmd.name();
+    let element = |buf| operand_type(name, spec(buf)?);
+    match cmd {
+        // The library's sum of a product and what is there is that of the product, rounded to a float, and what is there (a
+        // test says so).
+        Cmd::Gemm { m, n, k, a, b, bias, out, fast, .. } => {
+            let (left, right, out) = (element(a.buf)?, element(b.buf)?, output_type(name, spec(*out)?)?);
+            Ok(Some(Product {
+                rows: *m,
+                columns: *n,
+                depth: *k,
+                left,
+                right,
+                left_transposed: a.transposed,
+                // The library's right operand has the terms of a sum side by side: what the command calls transposed.
+                right_transposed: !b.transposed,
+                out,
+                bias: bias.is_some(),
+                fast: *fast && left.is_fp8(),
+                // Weight gradients may be added to: one algorithm, without a split of the depth, for first and later ones.
+                split: out == Output::Bf16,
+                beside: out == Output::Bf16,
+                scaling: Scaling::Tensor,
+            }))
+        }
+        Cmd::GroupGemm { m, n, k, stride, members, a, b, out, .. } => {
+            let refused = |reason: String| DeviceError::Failed { cmd: name, reason };
+            let (left, right) = (element(a.buf)?, element(b.buf)?);
+            let factors = if left.is_fp8() { GroupOperand::factors(a, b, *members) } else { 0 };
+            // Codes of a member then fill whole blocks that share a scale, so that every block has the factor of its member.
+            let blocks = factors > 1;
+            if blocks && !stride.is_multiple_of(BLOCK) {
+                return Err(refused(format!(
+                    "members begin every {stride} terms; block scales need a multiple of {BLOCK}"
+                )));
+            }
+            if stride < k {
+                return Err(refused(format!("members of {k} terms begin every {stride}: they overlap")));
+            }
+            for side in [a, b] {
+                let found = side.scale_inv.len();
+                if found != factors {
+                    return Err(refused(format!("{members} members in {left:?} × {right:?} have {found} factors")));
+                }
+            }
+            Ok(Some(Product {
+                left_transposed: a.transposed,
+                right_transposed: !b.transposed,
+                out: output_type(name, spec(*out)?)?,
+                scaling: if blocks { Scaling::Blocks { left: BLOCKS[0], right: BLOCKS[1] } } else { Scaling::Tensor },
+                ..Product::weight_gradient(*m, *n, members.saturating_mul(*stride), left, right)
+            }))
+        }
+        _ => Ok(None),
+    }
+}
 
 /// A product, and what it works on.
 #[derive(Clone, Copy, Debug)]
@@ -20,53 +79,21 @@ pub(super) struct Gemm {
 
 impl Gemm {
     /// Of a [`Cmd::Gemm`]; none of another command.
-    pub(super) fn of(table: &Table, cmd: &Cmd) -> Result<Option<Gemm>, DeviceError> {
-        let Cmd::Gemm { m, n, k, a, b, bias, out, accumulate, fast } = cmd else { return Ok(None) };
-        Gemm::new(table, [*m, *n, *k], a, b, *bias, *out, [*accumulate, *fast]).map(Some)
-    }
-
-    /// `out[m, n] = a[m, k] · b[k, n] + bias[n]`, or added to what `out` holds. The library's sum of a product and what is
-    /// there is that of the product, rounded to a float, and what is there (a test says so).
-    fn new(
-        table: &Table,
-        [m, n, k]: [usize; 3],
-        a: &Operand,
-        b: &Operand,
-        bias: Option<Buf>,
-        out: Buf,
-        [accumulate, fast]: [bool; 2],
-    ) -> Result<Gemm, DeviceError> {
-        let (left_type, left) = matrix(table, CMD, a.buf)?;
-        let (right_type, right) = matrix(table, CMD, b.buf)?;
-        let (out_type, out) = output(table, CMD, out)?;
-        let bias = bias.map(|bias| table.get::<bf16>(CMD, bias)).transpose()?;
-        let product = Product {
-            rows: m,
-            columns: n,
-            depth: k,
-            left: left_type,
-            right: right_type,
-            left_transposed: a.transposed,
-            // The library's right operand has the terms of a sum side by side: what the command calls transposed.
-            right_transposed: !b.transposed,
-            out: out_type,
-            bias: bias.is_some(),
-            fast: fast && left_type.is_fp8(),
-            // Weight gradients may be added to: one algorithm, without a split of the depth, for first and later ones.
-            split: out_type == Output::Bf16,
-            beside: out_type == Output::Bf16,
-            scaling: Scaling::Tensor,
-        };
+    pub(super) fn of(table: &Table, cmd: &Cmd) -> Result<Option<Gemm>> {
+        let Cmd::Gemm { a, b, bias, out, accumulate, .. } = cmd else { return Ok(None) };
+        let Some(product) = of(cmd, |buf| table.spec(buf))? else { return Ok(None) };
+        let name = cmd.name();
+        let factor = |side: &Operand| side.scale_inv.map(|factor| table.get::<f32>(name, factor)).transpose();
         let operands = Operands {
-            left,
-            right,
-            left_scale: factor(table, a)?,
-            right_scale: factor(table, b)?,
-            bias,
-            out,
-            accumulate,
+            left: matrix(table, name, a.buf)?,
+            right: matrix(table, name, b.buf)?,
+            left_scale: factor(a)?,
+            right_scale: factor(b)?,
+            bias: bias.map(|bias| table.get::<bf16>(name, bias)).transpose()?,
+            out: matrix(table, name, *out)?,
+            accumulate: *accumulate,
         };
-        Ok(Gemm { product, operands })
+        Ok(Some(Gemm { product, operands }))
     }
 }
 
@@ -75,7 +102,7 @@ impl Gemm {
 pub(super) struct Group {
     /// The product and its operands; block scales are still to come.
     pub(super) gemm: Gemm,
-    /// The factors of both sides, one per member: none of bf16.
+    /// The factors of both sides, one per member: none of bf16, and none where all members have the same.
     pub(super) factors: Option<[Vec<Span<f32>>; 2]>,
     /// Blocks of terms that a member has.
     pub(super) blocks: usize,
@@ -85,48 +112,29 @@ pub(super) struct Group {
 /// The right operand, the inputs of a weight, seldom has more rows than the left one.
 const BLOCKS: [BlockScale; 2] = [BlockScale::Square, BlockScale::Vector];
 
-/// Entries of both tables of block scales.
-pub(super) const fn table_sizes(rows: usize, columns: usize, depth: usize) -> (usize, usize) {
-    let [left, right] = BLOCKS;
-    (left.len(rows, depth), right.len(columns, depth))
-}
-
 impl Group {
-    /// Of a [`Cmd::GroupGemm`]; none of another command. Codes of a member fill whole blocks that share a scale, so that
-    /// every block has the factor of its member.
-    pub(super) fn new(table: &Table, cmd: &Cmd) -> Result<Option<Group>, DeviceError> {
-        let Cmd::GroupGemm { m, n, k, stride, members, a, b, out, accumulate } = cmd else { return Ok(None) };
+    /// Of a [`Cmd::GroupGemm`]; none of another command.
+    pub(super) fn of(table: &Table, cmd: &Cmd) -> Result<Option<Group>> {
+        let Cmd::GroupGemm { stride, a, b, out, accumulate, .. } = cmd else { return Ok(None) };
+        let Some(product) = of(cmd, |buf| table.spec(buf))? else { return Ok(None) };
         let name = cmd.name();
-        let refused = |reason: String| DeviceError::Failed { cmd: name, reason };
-        let (left_type, left) = matrix(table, name, a.buf)?;
-        let (right_type, right) = matrix(table, name, b.buf)?;
-        let fp8 = left_type.is_fp8();
-        if fp8 && !stride.is_multiple_of(BLOCK) {
-            return Err(refused(format!(
-                "members begin every {stride} terms; block scales need a multiple of {BLOCK}"
-            )));
-        }
-        if stride < k {
-            return Err(refused(format!("members of {k} terms begin every {stride}: they overlap")));
-        }
-        let factors = |side: &GroupOperand| match side.scale_inv.len() {
-            found if found == if fp8 { *members } else { 0 } => {
-                side.scale_inv.iter().map(|factor| table.get::<f32>(name, *factor)).collect::<Result<Vec<_>, _>>()
-            }
-            found => Err(refused(format!("{members} members in {left_type:?} × {right_type:?} have {found} factors"))),
+        let factors = |side: &GroupOperand| {
+            side.scale_inv.iter().map(|factor| table.get::<f32>(name, *factor)).collect::<Result<Vec<_>>>()
         };
-        let [left_factors, right_factors] = [factors(a)?, factors(b)?];
-        let (out_type, out) = output(table, name, *out)?;
-        let product = Product {
-            left_transposed: a.transposed,
-            right_transposed: !b.transposed,
-            out: out_type,
-            scaling: if fp8 { Scaling::Blocks { left: BLOCKS[0], right: BLOCKS[1] } } else { Scaling::Tensor },
-            ..Product::weight_gradient(*m, *n, members.saturating_mul(*stride), left_type, right_type)
+        let [left, right] = [factors(a)?, factors(b)?];
+        let blocks = product.scaling != Scaling::Tensor;
+        // One factor of each side is the product's own; of several, block scales are made.
+        let one = |factors: &[Span<f32>]| if blocks { None } else { factors.first().copied() };
+        let operands = Operands {
+            left: matrix(table, name, a.buf)?,
+            right: matrix(table, name, b.buf)?,
+            left_scale: one(&left),
+            right_scale: one(&right),
+            bias: None,
+            out: matrix(table, name, *out)?,
+            accumulate: *accumulate,
         };
-        let operands =
-            Operands { left, right, left_scale: None, right_scale: None, bias: None, out, accumulate: *accumulate };
-        let factors = fp8.then_some([left_factors, right_factors]);
+        let factors = blocks.then_some([left, right]);
         Ok(Some(Group { gemm: Gemm { product, operands }, factors, blocks: stride / BLOCK }))
     }
 
@@ -141,23 +149,29 @@ impl Group {
     }
 }
 
-fn matrix(table: &Table, cmd: &'static str, buf: Buf) -> Result<(Type, Matrix), DeviceError> {
-    Ok(match table.spec(buf)?.dtype {
-        Dtype::Bf16 => (Type::Bf16, Matrix::Bf16(table.get(cmd, buf)?)),
-        Dtype::E4M3 => (Type::E4M3, Matrix::Codes(table.get(cmd, buf)?)),
-        Dtype::E5M2 => (Type::E5M2, Matrix::Codes(table.get(cmd, buf)?)),
-        _ => return Err(table.not(cmd, buf, "bf16 or FP8 codes")),
-    })
+fn operand_type(cmd: &'static str, spec: &BufSpec) -> Result<Type> {
+    match spec.dtype {
+        Dtype::Bf16 => Ok(Type::Bf16),
+        Dtype::E4M3 => Ok(Type::E4M3),
+        Dtype::E5M2 => Ok(Type::E5M2),
+        found => Err(DeviceError::Dtype { cmd, buffer: spec.name.clone(), found, expected: "bf16 or FP8 codes" }),
+    }
 }
 
-fn output(table: &Table, cmd: &'static str, buf: Buf) -> Result<(Output, Matrix), DeviceError> {
-    Ok(match table.spec(buf)?.dtype {
-        Dtype::Bf16 => (Output::Bf16, Matrix::Bf16(table.get(cmd, buf)?)),
-        Dtype::F32 => (Output::F32, Matrix::F32(table.get(cmd, buf)?)),
-        _ => return Err(table.not(cmd, buf, "bf16 or f32")),
-    })
+fn output_type(cmd: &'static str, spec: &BufSpec) -> Result<Output> {
+    match spec.dtype {
+        Dtype::Bf16 => Ok(Output::Bf16),
+        Dtype::F32 => Ok(Output::F32),
+        found => Err(DeviceError::Dtype { cmd, buffer: spec.name.clone(), found, expected: "bf16 or f32" }),
+    }
 }
 
-fn factor(table: &Table, operand: &Operand) -> Result<Option<Span<f32>>, DeviceError> {
-    operand.scale_inv.map(|factor| table.get::<f32>(CMD, factor)).transpose()
+/// A buffer as the elements that it holds.
+fn matrix(table: &Table, cmd: &'static str, buf: Buf) -> Result<Matrix> {
+    Ok(match table.spec(buf)?.dtype {
+        Dtype::Bf16 => Matrix::Bf16(table.get(cmd, buf)?),
+        Dtype::E4M3 | Dtype::E5M2 => Matrix::Codes(table.get(cmd, buf)?),
+        Dtype::F32 => Matrix::F32(table.get(cmd, buf)?),
+        _ => return Err(table.not(cmd, buf, "bf16, FP8 codes or f32")),
+    })
 }

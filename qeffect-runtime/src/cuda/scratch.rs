@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use qeffect_kernels::gemm::WORKSPACE;
+use qeffect_kernels::gemm::{Scaling, WORKSPACE};
 use qeffect_kernels::launch::cast::{ColumnScratch, TILE, partial_sums};
 use qeffect_kernels::{Buffer, CudaContext, CudaStream, Result, Span, memory};
 
-use super::product::table_sizes;
+use super::product;
 use crate::cmd::Cmd;
 use crate::device::{Buf, BufSpec, DeviceError};
 
@@ -42,10 +42,13 @@ impl Need {
             Cmd::Fused(fused) => columns(fused.rows * fused.cols, fused.cols, 2),
             Cmd::AttentionGrad { lse, .. } => Need { rows: spec(*lse)?.elements(), ..Need::default() },
             Cmd::CrossEntropy { targets, .. } => Need { rows: spec(*targets)?.elements(), ..Need::default() },
-            Cmd::GroupGemm { m, n, stride, members, a, .. } if !a.scale_inv.is_empty() => {
-                let (left, right) = table_sizes(*m, *n, members.saturating_mul(*stride));
-                Need { scales: right_table(left) + right, ..Need::default() }
-            }
+            Cmd::GroupGemm { .. } => match product::of(cmd, spec)? {
+                Some(product) if product.scaling != Scaling::Tensor => {
+                    let (left, right) = product.scales();
+                    Need { scales: right_table(left) + right, ..Need::default() }
+                }
+                _ => Need::default(),
+            },
             _ => Need::default(),
         })
     }

@@ -32,3 +32,13 @@ pub struct ShardConfig {
     /// Partial sums of the whole model.
     pub norm: NormPlan,
 }
+
+impl ShardConfig {
+    /// Microbatches of a group, the last one aside, whose weight gradients are one product.
+    pub(super) fn members(&self) -> u32 {
+        match self.gradients {
+            Gradients::Coalesced => self.coalesce.min(self.microbatches),
+            Gradients::Copied | Gradients::Direct => 1,
+        }
+    }
+}

@@ -19,7 +19,14 @@ const STEPS: u64 = 3;
 const MICROBATCHES: u32 = 4;
 
 /// As the cuda device.
-const CAPS: Caps = Caps { fp8_needs_transposes: true, fp8_multiple: 16, bf16_only: false, fuses: true, parallel: true };
+const CAPS: Caps = Caps {
+    fp8_needs_transposes: true,
+    fp8_multiple: 16,
+    bf16_only: false,
+    fuses: true,
+    parallel: true,
+    one_factor: false,
+};
 
 /// Plays lists in random orders; seed 0: in their own.
 struct Shuffled {

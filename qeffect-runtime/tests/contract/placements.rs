@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::how::{HOW, How, ascending, weight_gradients_ascend};
+use crate::common::how::{Case, HOW, How, ascending, weight_gradients_ascend};
 use crate::common::settings::{adamw, tiny};
 use crate::common::{Solo, batch};
 use qeffect_core::bind::Gradients;
@@ -49,8 +49,14 @@ impl Trace {
 }
 
 /// Products of operands that are stored the other way round too: the same bits.
-const TRANSPOSES: Caps =
-    Caps { fp8_needs_transposes: true, fp8_multiple: 1, bf16_only: false, fuses: false, parallel: false };
+const TRANSPOSES: Caps = Caps {
+    fp8_needs_transposes: true,
+    fp8_multiple: 1,
+    bf16_only: false,
+    fuses: false,
+    parallel: false,
+    one_factor: false,
+};
 
 /// Everything but what only such a device has.
 fn without_transposed(mut values: BTreeMap<String, Named>) -> BTreeMap<String, Named> {
@@ -146,6 +152,27 @@ fn groups_of_which_the_last_is_short() {
 #[test]
 fn groups_in_bf16() {
     groups_give_the_same_bits(RECIPES[2], 2, Caps::default());
+}
+
+/// A device whose FP8 products take one factor per operand runs groups whose members have the same, and is refused others
+/// before anything runs, however a session runs steps.
+#[test]
+fn groups_with_factors_of_their_own_need_a_device_that_has_them() {
+    let one_factor = Caps { one_factor: true, ..TRANSPOSES };
+    groups_give_the_same_bits(RECIPES[1], 2, one_factor);
+    let ascends = |case: &Case| weight_gradients_ascend(&case.checked.clone().coalesced(2).unwrap(), 2);
+    let case = ascending(MICROBATCHES).into_iter().find(ascends).unwrap();
+    let tried = |recipe, how| {
+        let config = tiny(recipe, case.layers());
+        run(how, &config, &case.checked.clone().coalesced(2).unwrap(), case.blocks, one_factor)
+    };
+    for how in HOW {
+        let refused = tried(RECIPES[0], how).unwrap_err().to_string();
+        for part in ["each of the 2 microbatches", "Hopper", "`direct`", "`update=step`", "bf16"] {
+            assert!(refused.contains(part), "{how:?}: {refused}");
+        }
+        tried(RECIPES[2], how).unwrap(); // bf16 has no factors
+    }
 }
 
 /// With one group products are added as `copied` adds its slots; with two the additions are others, and so are the bits.

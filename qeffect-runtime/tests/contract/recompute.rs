@@ -128,8 +128,14 @@ pub fn with_recomputation(checked: &Checked, chosen: impl Fn(Item) -> bool) -> C
     check(schedule, &Options::AT_START).unwrap()
 }
 
-const TRANSPOSES: Caps =
-    Caps { fp8_needs_transposes: true, fp8_multiple: 1, bf16_only: false, fuses: false, parallel: false };
+const TRANSPOSES: Caps = Caps {
+    fp8_needs_transposes: true,
+    fp8_multiple: 1,
+    bf16_only: false,
+    fuses: false,
+    parallel: false,
+    one_factor: false,
+};
 
 /// Losses of every step, all state, bytes of seeds and of tapes by stage.
 type Outcome = (Vec<u64>, Snapshot, Vec<[usize; 2]>);

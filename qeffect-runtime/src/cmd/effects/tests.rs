@@ -185,6 +185,23 @@ fn members_of_a_group_are_free_of_each_other_and_its_product_follows_all() {
         bytes
     };
     let want = run((0..9).collect());
+    // Members with the same factor: one of them says it, with the same bits, and the product still follows every cast.
+    let with_one = |both: bool| {
+        let (mut device, mut list, out) = build();
+        let Some(Cmd::GroupGemm { a, b, .. }) = list.last_mut() else { panic!("the product is the last command") };
+        a.scale_inv = Box::from([a.scale_inv[0]]);
+        if both {
+            b.scale_inv = Box::from([b.scale_inv[0]]);
+        }
+        let effects: Vec<Vec<Access>> = list.iter().map(|cmd| cmd.effects(|_| None)).collect();
+        assert_eq!(order(&effects)[8], (0..8).collect::<Vec<_>>());
+        list.iter().try_for_each(|cmd| device.issue(cmd))?;
+        let mut bytes = vec![0; 5 * 2 * 4];
+        device.read(out, &mut bytes).map(|()| bytes)
+    };
+    assert_eq!(with_one(true).unwrap(), want);
+    let error = with_one(false).unwrap_err().to_string();
+    assert!(error.contains("3 members have"), "{error}");
     for seed in 0..20 {
         assert_eq!(run(shuffled(&mut Dice(seed, 0), &before)), want, "seed {seed}");
     }

@@ -82,8 +82,9 @@ impl Run<'_> {
 
     fn group_shape(&self) -> Result<gemm::GroupShape> {
         fields!(self, GroupGemm { m, n, k, stride, members, a, b });
+        let factors = GroupOperand::factors(a, b, *members);
         for side in [a, b] {
-            if ![0, *members].contains(&side.scale_inv.len()) {
+            if ![0, factors].contains(&side.scale_inv.len()) {
                 let found = side.scale_inv.len();
                 return Err(self.failed(&format!("{members} members have {found} factors on one side")));
             }
@@ -96,7 +97,7 @@ impl Run<'_> {
     fn group_factors(&self) -> Result<Vec<f32>> {
         fields!(self, GroupGemm { members, a, b });
         let (name, table) = (self.name, &*self.table);
-        let factor = |side: &GroupOperand, at: usize| match side.scale_inv.get(at) {
+        let factor = |side: &GroupOperand, at: usize| match side.scale_inv.get(at).or(side.scale_inv.first()) {
             Some(buf) => table.scalar::<f32>(name, first(*buf)),
             None => Ok(1.0),
         };
