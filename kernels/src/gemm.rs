@@ -8,6 +8,7 @@
 mod algorithms;
 mod descriptor;
 mod product;
+mod trial;
 
 use std::sync::Arc;
 
@@ -20,9 +21,10 @@ pub use product::{BLOCK, BlockScale, Output, Product, Scaling, Type};
 
 use crate::cache::{Cache, Key};
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Element, Span};
+use crate::memory::Span;
 use crate::probe::{self, Library};
 use descriptor::Descriptor;
+use trial::{Purpose, Trial};
 
 /// Bytes of workspace that an algorithm may use. Streams that run products at once need one each.
 pub const WORKSPACE: usize = 32 << 20;
@@ -214,8 +216,8 @@ impl Products {
 
     /// Runs a plan once on memory of its own, so that a later capture need not load its kernels. Never inside a capture.
     pub fn warm(&self, stream: &CudaStream, plan: &Plan) -> Result {
-        let trial = Trial::new(&self.context, &plan.product, false)?;
-        plan.run(stream, &trial.operands(), trial.workspace.span())
+        let trial = Trial::new(&self.context, &plan.product, Purpose::Warm)?;
+        plan.run(stream, &trial.operands, trial.workspace)
     }
 
     /// The fastest of the library's proposals, operands out of the second cache.
@@ -227,7 +229,7 @@ impl Products {
             return Ok(proposals[0]);
         }
         let fault = |source| Error::Driver { call: "timing of algorithms", source };
-        let trial = Trial::new(&self.context, product, true)?;
+        let trial = Trial::new(&self.context, product, Purpose::Search)?;
         let event =
             || self.context.new_event(Some(cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(fault);
         let mut best: Option<(f32, Algorithm)> = None;
@@ -241,11 +243,11 @@ impl Products {
             };
             let mut times = Vec::with_capacity(REPEATS);
             for _ in 0..REPEATS {
-                crate::memory::zero(stream, trial.flush.span())?;
+                crate::memory::zero(stream, trial.flush)?;
                 let (start, end) = (event()?, event()?);
                 start.record(stream).map_err(fault)?;
                 // A proposal that does not run after all is passed over.
-                if plan.run(stream, &trial.operands(), trial.workspace.span()).is_err() {
+                if plan.run(stream, &trial.operands, trial.workspace).is_err() {
                     break;
                 }
                 end.record(stream).map_err(fault)?;
@@ -264,100 +266,6 @@ impl Products {
             product: product.to_string(),
             reason: "none of the library's algorithms runs".into(),
         })
-    }
-}
-
-/// Operands to time an algorithm on.
-struct Trial {
-    left: Buffer<u8>,
-    right: Buffer<u8>,
-    out: Buffer<u8>,
-    left_scale: Buffer<f32>,
-    right_scale: Buffer<f32>,
-    bias: Buffer<bf16>,
-    workspace: Buffer<u8>,
-    flush: Buffer<u8>,
-    product: Product,
-}
-
-impl Trial {
-    /// `timed`: with numbers in the operands, and memory to empty the second cache with.
-    fn new(context: &Arc<CudaContext>, product: &Product, timed: bool) -> Result<Trial> {
-        let matrix = |of: Type, len: usize| match timed {
-            true => Buffer::from_host(context, &noise(of, len)),
-            false => Buffer::poisoned(context, if of.is_fp8() { len } else { 2 * len }),
-        };
-        let out = product.rows * product.columns * product.out.size();
-        let (left_scale, right_scale) = product.scales();
-        Ok(Trial {
-            left: matrix(product.left, product.rows * product.depth)?,
-            right: matrix(product.right, product.columns * product.depth)?,
-            out: Buffer::poisoned(context, out)?,
-            left_scale: Buffer::from_host(context, &vec![1.0; left_scale.max(1)])?,
-            right_scale: Buffer::from_host(context, &vec![1.0; right_scale.max(1)])?,
-            bias: Buffer::from_host(context, &vec![bf16::ZERO; product.columns])?,
-            workspace: Buffer::poisoned(context, WORKSPACE)?,
-            flush: Buffer::poisoned(context, if timed { 128 << 20 } else { 0 })?,
-            product: *product,
-        })
-    }
-
-    fn operands(&self) -> Operands {
-        let matrix = |of: Type, bytes: &Buffer<u8>| match of {
-            Type::Bf16 => Matrix::Bf16(view(bytes)),
-            Type::E4M3 | Type::E5M2 => Matrix::Codes(bytes.span()),
-        };
-        let (left, right) = self.product.scales();
-        Operands {
-            left: matrix(self.product.left, &self.left),
-            right: matrix(self.product.right, &self.right),
-            left_scale: (left > 0).then(|| self.left_scale.span()),
-            right_scale: (right > 0).then(|| self.right_scale.span()),
-            bias: self.product.bias.then(|| self.bias.span()),
-            out: match self.product.out {
-                Output::Bf16 => Matrix::Bf16(view(&self.out)),
-                Output::F32 => Matrix::F32(view(&self.out)),
-            },
-            accumulate: false,
-        }
-    }
-}
-
-/// The bytes of a buffer as elements of another type.
-fn view<T: Element>(bytes: &Buffer<u8>) -> Span<T> {
-    // SAFETY: allocations are aligned to 256 bytes, any bits are an element, and the view is used while the buffer lives.
-    unsafe { Span::new(bytes.span().address(), bytes.span().len() / size_of::<T>()) }
-}
-
-/// Random bytes that are no NaN and no infinity: products of zeros can be faster than those of numbers.
-fn noise(of: Type, len: usize) -> Vec<u8> {
-    let mut state = 0x9E37_79B9_7F4A_7C15u64;
-    let mut next = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    match of {
-        Type::Bf16 => {
-            let mut bytes = Vec::with_capacity(2 * len + 8);
-            while bytes.len() < 2 * len {
-                let random = next();
-                // 1 ≤ |x| < 2, either sign.
-                bytes.extend([random[0] & 0x7F | 0x80, random[1] & 0x80 | 0x3F]);
-                bytes.extend([random[2] & 0x7F | 0x80, random[3] & 0x80 | 0x3F]);
-            }
-            bytes.truncate(2 * len);
-            bytes
-        }
-        Type::E4M3 | Type::E5M2 => {
-            let mut bytes = Vec::with_capacity(len + 8);
-            while bytes.len() < len {
-                bytes.extend(next().map(|byte| byte & 0xBF)); // |x| < 2
-            }
-            bytes.truncate(len);
-            bytes
-        }
     }
 }
 

@@ -170,11 +170,24 @@ impl<T: Element> Buffer<T> {
             let (expected, found) = (self.span.len, elements.len());
             return Err(Error::Length { kernel: "copy to the device", operand: "elements", expected, found });
         }
+        self.write_at(0, elements)
+    }
+
+    /// The same for a part that begins at element `at`.
+    pub(crate) fn write_at(&mut self, at: usize, elements: &[T]) -> Result {
+        let end = at.saturating_add(elements.len());
+        let Some(part) = self.span.part(at..end) else {
+            let (expected, found) = (self.span.len, end);
+            return Err(Error::Length { kernel: "copy to the device", operand: "elements", expected, found });
+        };
+        if part.is_empty() {
+            return Ok(());
+        }
         let fault = fault("copy to the device");
         let _alone = quiet::alone();
         self.context.synchronize().map_err(&fault)?;
         // SAFETY: the context is current, the device memory has the size of the slice.
-        unsafe { result::memcpy_htod_sync(self.span.address, elements) }.map_err(&fault)?;
+        unsafe { result::memcpy_htod_sync(part.address, elements) }.map_err(&fault)?;
         // The call above returns when the elements have left the slice, which may be before they arrive.
         self.context.synchronize().map_err(&fault)
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use qeffect_kernels::gemm::WORKSPACE;
 
 use super::layout::Layout;
+use super::product;
 use super::scratch::Need;
 use super::{CAPS, LANES};
 use crate::cmd::Cmd;
@@ -22,6 +23,7 @@ pub struct DryRun {
 struct Counts {
     layout: Layout,
     need: Need,
+    trial: usize,
     graphs: u32,
 }
 
@@ -51,6 +53,12 @@ impl DryRun {
         let counts = self.counts();
         counts.layout.allocated() - counts.layout.held() + self.lanes * (WORKSPACE + counts.need.bytes())
     }
+
+    /// Bytes that the search for the algorithm of a product takes, and gives back: the most of all products, since they are
+    /// searched for one after the other.
+    pub fn trial(&self) -> usize {
+        self.counts().trial
+    }
 }
 
 impl Device for DryRun {
@@ -77,8 +85,10 @@ impl Device for DryRun {
 
     fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
         let need = Need::of(cmd, |buf| self.spec(buf))?;
+        let product = product::of(cmd, |buf| self.spec(buf))?;
         let mut counts = self.counts();
         counts.need = counts.need.max(need);
+        counts.trial = counts.trial.max(product.map_or(0, |product| product.trial_bytes()));
         Ok(())
     }
 
@@ -108,5 +118,62 @@ impl Device for DryRun {
 
     fn drop_graph(&mut self, _: GraphId) -> Result<(), DeviceError> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qeffect_core::dtype::Dtype;
+
+    use super::*;
+    use crate::cmd::{GroupOperand, Operand};
+
+    /// A product of a step, over buffers of its own.
+    fn product(device: &mut DryRun, [m, n, k]: [usize; 3]) -> Cmd {
+        let mut make = |dtype, rows, cols| device.alloc(BufSpec::new("x", dtype, rows, cols)).unwrap();
+        let (a, b, out) = (make(Dtype::Bf16, m, k), make(Dtype::Bf16, n, k), make(Dtype::F32, m, n));
+        let (a, b) = (
+            Operand { buf: a, scale_inv: None, transposed: false },
+            Operand { buf: b, scale_inv: None, transposed: true },
+        );
+        Cmd::Gemm { m, n, k, a, b, bias: None, out, accumulate: false, fast: false }
+    }
+
+    /// One search follows the other, so the largest counts; 32 MiB are a workspace and 128 MiB empty the second cache.
+    #[test]
+    fn the_largest_search_counts() {
+        let mut device = DryRun::new();
+        assert_eq!(device.trial(), 0);
+        let (small, large) = (product(&mut device, [64, 64, 64]), product(&mut device, [128, 256, 512]));
+        device.issue(&small).unwrap();
+        let of = |[m, n, k]: [usize; 3]| 2 * (m * k + n * k) + 4 * m * n + (160 << 20);
+        assert_eq!(device.trial(), of([64, 64, 64]));
+        let held = device.held();
+        device.instantiate(vec![large, small]).unwrap();
+        assert_eq!((device.trial(), device.held()), (of([128, 256, 512]), held));
+    }
+
+    /// Members with one factor need no tables of block scales.
+    #[test]
+    fn a_group_with_one_factor_is_a_product_like_any_other() {
+        let beside = |factors: usize| {
+            let mut device = DryRun::new();
+            let (m, n, k, members) = (128, 128, 1024, 4);
+            let mut make = |dtype, rows, cols| device.alloc(BufSpec::new("x", dtype, rows, cols)).unwrap();
+            let mut side = |dtype, rows, transposed| GroupOperand {
+                buf: make(dtype, rows, members * k),
+                scale_inv: (0..factors).map(|_| make(Dtype::F32, 1, 1)).collect(),
+                transposed,
+            };
+            let (a, b) = (side(Dtype::E5M2, m, false), side(Dtype::E4M3, n, true));
+            let out = make(Dtype::F32, m, n);
+            let before = device.beside();
+            device.issue(&Cmd::GroupGemm { m, n, k, stride: k, members, a, b, out, accumulate: true })?;
+            Ok::<_, DeviceError>(device.beside() - before)
+        };
+        assert_eq!(beside(1).unwrap(), 0);
+        // case: 32 blocks of terms: a square one for all 128 rows, in lines of four, and 128 vectors each; in 8 lanes.
+        assert_eq!(beside(4).unwrap(), LANES * 4 * (32 + 32 * 128));
+        assert!(beside(2).unwrap_err().to_string().contains("4 members in E5M2 × E4M3 have 2 factors"));
     }
 }

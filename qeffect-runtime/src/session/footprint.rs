@@ -27,21 +27,28 @@ pub struct Footprint {
     pub messages: usize,
     /// Workspaces of lanes, and the unused rest of allocations.
     pub device: usize,
+    /// What the search for algorithms takes at start, beside all of that, and gives back.
+    pub search: usize,
 }
 
 impl Footprint {
-    /// All of it.
+    /// All that stays.
     pub const fn bytes(&self) -> usize {
         self.state + self.tapes + self.works + self.messages + self.device
     }
 
-    /// Refuses what does not fit.
+    /// The most at one time: all that stays, and the search at start.
+    pub const fn peak(&self) -> usize {
+        self.bytes() + self.search
+    }
+
+    /// Refuses what does not fit, be it at start only.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] with the whole table, if fewer bytes are free.
     pub fn fits(&self, free: usize) -> Result<()> {
-        if self.bytes() <= free {
+        if self.peak() <= free {
             return Ok(());
         }
         Err(Error::Config(format!("the run does not fit into {} of free device memory\n{self}", Size(free))))
@@ -64,9 +71,10 @@ impl fmt::Display for Footprint {
             ("works", self.works),
             ("messages", self.messages),
             ("workspaces of the device", self.device),
+            ("search for algorithms, at start", self.search),
         ];
         rows.into_iter().try_for_each(|(name, bytes)| writeln!(f, "{name:<34}{:>14}", Size(bytes).to_string()))?;
-        write!(f, "{:<34}{:>14}", "together", Size(self.bytes()).to_string())
+        write!(f, "{:<34}{:>14}", "together", Size(self.peak()).to_string())
     }
 }
 
@@ -100,7 +108,7 @@ where
         };
         device.instantiate(cmds)?;
         let messages = dry.held() - state - tapes - works;
-        Ok(Footprint { state, tapes, works, messages, device: dry.beside() })
+        Ok(Footprint { state, tapes, works, messages, device: dry.beside(), search: dry.trial() })
     }
 }
 
@@ -111,12 +119,15 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_with_the_table() {
         let [state, tapes, works] = [7_000_000, 1_400_000, 600_000];
-        let footprint = Footprint { state, tapes, works, messages: 500_000, device: 1_000_000 };
-        assert!(footprint.fits(10_500_000).is_ok());
-        let error = footprint.fits(10_499_999).unwrap_err().to_string();
+        let footprint = Footprint { state, tapes, works, messages: 500_000, device: 1_000_000, search: 200_000 };
+        // What stays would fit; the search beside it decides.
+        assert_eq!((footprint.bytes(), footprint.peak()), (10_500_000, 10_700_000));
+        assert!(footprint.fits(10_700_000).is_ok());
+        let error = footprint.fits(10_699_999).unwrap_err().to_string();
         let lines: Vec<&str> = error.lines().collect();
-        assert_eq!(lines[0], "the run does not fit into 10.5 MB of free device memory");
+        assert_eq!(lines[0], "the run does not fit into 10.7 MB of free device memory");
         assert_eq!(lines[1], "parameters, gradients, optimizer          7.0 MB");
-        assert_eq!(lines[6], "together                                 10.5 MB");
+        assert_eq!(lines[6], "search for algorithms, at start           0.2 MB");
+        assert_eq!(lines[7], "together                                 10.7 MB");
     }
 }
