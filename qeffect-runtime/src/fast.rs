@@ -7,7 +7,7 @@
 use core::fmt;
 use core::str::FromStr;
 
-/// Which FP8 products may take the faster sums. Products with block scales, as coalesced gradients have them, never do.
+/// Which FP8 products may take the faster sums. Those of coalesced gradients never do: with block scales there are none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum FastAccumulation {
     /// None.

@@ -5,6 +5,8 @@ use core::str::FromStr;
 
 use qeffect_core::dtype::Dtype;
 use qeffect_core::recipe::Recipe;
+use qeffect_kernels::Error as KernelError;
+use qeffect_kernels::probe::{self, Library};
 
 use crate::cpu::CpuDevice;
 use crate::cuda::CudaDevice;
@@ -23,31 +25,57 @@ pub enum Place {
     Cuda(usize),
 }
 
+/// What a place has come to.
+#[derive(Debug)]
+#[must_use]
+pub struct Choice {
+    /// The GPU; none: the cpu.
+    pub gpu: Option<CudaDevice>,
+    /// Why a GPU that is there was not taken, where it was left open which device is.
+    pub passed_over: Option<Error>,
+}
+
+impl Choice {
+    const CPU: Choice = Choice { gpu: None, passed_over: None };
+
+    /// The device.
+    pub fn device(self) -> Box<dyn Device> {
+        match self.gpu {
+            Some(gpu) => Box::new(gpu),
+            None => Box::new(CpuDevice::new()),
+        }
+    }
+}
+
 impl Place {
-    /// A device there. Ranks that open the same GPU share it.
+    /// Opens the GPU that is meant, if one is. Ranks that open the same GPU share it.
     ///
     /// # Errors
     ///
     /// A GPU, or a library for it, that is missing where one was asked for.
-    pub fn open(self, recipe: &Recipe) -> Result<Box<dyn Device>> {
-        Ok(match self.gpu(recipe)? {
-            Some(gpu) => Box::new(gpu),
-            None => Box::new(CpuDevice::new()),
-        })
-    }
-
-    /// The GPU that is meant, if one is.
-    ///
-    /// # Errors
-    ///
-    /// As [`Place::open`].
-    pub fn gpu(self, recipe: &Recipe) -> Result<Option<CudaDevice>> {
+    pub fn choose(self, recipe: &Recipe) -> Result<Choice> {
         let fits = (recipe.activation(), recipe.master()) == (Dtype::Bf16, Dtype::F32);
         match self {
-            Place::Cuda(ordinal) => CudaDevice::new(ordinal).map(Some),
-            Place::Auto if fits => Ok(CudaDevice::new(0).ok()),
-            Place::Auto | Place::Cpu => Ok(None),
+            Place::Cuda(ordinal) => Ok(Choice { gpu: Some(CudaDevice::new(ordinal)?), ..Choice::CPU }),
+            Place::Auto if fits => {
+                let (gpu, passed_over) = first(probe::gpus().map(|gpus| gpus.len()), || CudaDevice::new(0));
+                Ok(Choice { gpu, passed_over })
+            }
+            Place::Auto | Place::Cpu => Ok(Choice::CPU),
         }
+    }
+}
+
+/// The first GPU, if it opens; else why not, unless there is none at all.
+fn first<T>(gpus: qeffect_kernels::Result<usize>, open: impl FnOnce() -> Result<T>) -> (Option<T>, Option<Error>) {
+    match gpus {
+        Ok(0) | Err(KernelError::Library { library: Library::Driver, .. }) => (None, None),
+        Ok(_) => match open() {
+            Ok(gpu) => (Some(gpu), None),
+            Err(error) => (None, Some(error)),
+        },
+        // A driver that does not even count its GPUs.
+        Err(error) => (None, Some(error.into())),
     }
 }
 
@@ -95,8 +123,28 @@ mod tests {
     #[test]
     fn what_a_gpu_cannot_compute_runs_on_the_cpu() {
         let recipe: Recipe = "f64".parse().unwrap();
-        assert_eq!(Place::Auto.open(&recipe).unwrap().name(), "cpu");
-        assert_eq!(Place::Cpu.open(&recipe).unwrap().name(), "cpu");
-        assert!(Place::Cuda(999).open(&recipe).is_err());
+        for place in [Place::Auto, Place::Cpu] {
+            let choice = place.choose(&recipe).unwrap();
+            assert!(choice.passed_over.is_none(), "no GPU computes it");
+            assert_eq!(choice.device().name(), "cpu");
+        }
+        assert!(Place::Cuda(999).choose(&recipe).is_err());
+    }
+
+    #[test]
+    fn a_gpu_that_is_there_is_passed_over_with_a_reason() {
+        let missing = |library| KernelError::Library { library, found: "not found".into(), advice: "get it".into() };
+        let never = || -> Result<()> { panic!("there is nothing to open") };
+        assert!(matches!(first(Ok(0), never), (None, None)));
+        assert!(matches!(first(Err(missing(Library::Driver)), never), (None, None)));
+        assert!(matches!(first(Ok(1), || Ok(())), (Some(()), None)));
+        for library in [Library::Nvrtc, Library::CublasLt] {
+            let (gpu, why) = first::<()>(Ok(1), || Err(missing(library).into()));
+            let why = why.unwrap().to_string();
+            assert!(gpu.is_none() && why.contains(&library.to_string()) && why.contains("get it"), "{why}");
+        }
+        let status = KernelError::Cublas { call: "cuInit", status: "a broken driver".into() };
+        let (gpu, why) = first(Err(status), never);
+        assert!(gpu.is_none() && why.unwrap().to_string().contains("a broken driver"));
     }
 }

@@ -10,6 +10,8 @@ use qeffect_core::index::Index;
 use qeffect_core::plan::{Checked, Peaks, Proved};
 use qeffect_core::sim::{self, CostModel};
 use qeffect_runtime::data::{ByteData, Windows};
+use qeffect_runtime::device::Device;
+use qeffect_runtime::error::Error;
 use qeffect_runtime::gpt::{GptConfig, GptStage};
 use qeffect_runtime::pool::{KeptBytes, RegionBytes};
 use qeffect_runtime::sample::{self, Sampling};
@@ -70,13 +72,13 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
         verify: config.run.verify,
         ..SessionConfig::new(config.optimizer.adamw(), model.tokens())
     };
-    let mut session = open(config, &model, &checked, session_config)?;
+    let (mut session, device) = open(config, &model, &checked, session_config)?;
     let held_out = HeldOut::new(&data, &session, evaluation, model.sequences)?;
     let name = format!("{schedule}-{}-seed{}", model.recipe.name(), config.run.seed);
     let mut folder = RunFolder::create(&config.run.out, &name)?;
 
     let parameters = model.parameters()?;
-    introduce(config, &checked, (&model, parameters), &data);
+    introduce(config, &checked, (&model, parameters), &data, &device);
     let identity = short(&session.identity());
     folder.record(&Metric::Run {
         schedule: &schedule,
@@ -113,26 +115,42 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
     })
 }
 
-/// What the run will do, before it does it.
-/// A session on the device that was asked for. Ranks that share a GPU are one list of it, and what does not fit into its
-/// memory is refused before anything is allocated.
+/// A session on the device that was asked for, and how the device is introduced. Ranks that share a GPU are one list of it,
+/// and what does not fit into its memory is refused before anything is allocated.
 fn open(
     config: &Config,
     model: &GptConfig,
     checked: &Checked,
     session_config: SessionConfig,
-) -> Result<Session<GptStage>> {
+) -> Result<(Session<GptStage>, String)> {
     let stages = || model.stages(&model.split(checked.schedule.stages as usize)?);
-    Ok(match config.run.device.gpu(&model.recipe)? {
+    let choice = config.run.device.choose(&model.recipe)?;
+    let device = introduction(choice.gpu.as_ref().map_or("cpu", Device::name), choice.passed_over.as_ref());
+    let session = match choice.gpu {
         Some(gpu) => {
             Session::footprint(checked.clone(), stages()?, session_config)?.fits(gpu.free_bytes()?)?;
             Session::on_one_device(checked.clone(), stages()?, session_config, Box::new(gpu))?
         }
         None => Session::new(checked.clone(), stages()?, session_config)?,
-    })
+    };
+    Ok((session, device))
 }
 
-fn introduce(config: &Config, checked: &Checked, (model, parameters): (&GptConfig, usize), data: &ByteData) {
+/// The device, and in a line of its own why it is no GPU, where there is one.
+fn introduction(device: &str, passed_over: Option<&Error>) -> String {
+    let Some(why) = passed_over else { return device.to_owned() };
+    let why = why.to_string().replace('\n', "; ");
+    format!("{device}\n         note: there is a GPU that cannot be used: {why}; `qeffect doctor` says what is missing")
+}
+
+/// What the run will do, before it does it.
+fn introduce(
+    config: &Config,
+    checked: &Checked,
+    (model, parameters): (&GptConfig, usize),
+    data: &ByteData,
+    device: &str,
+) {
     let schedule = &checked.schedule;
     println!(
         "schedule {} for {}, {}, {}: {}",
@@ -155,6 +173,7 @@ fn introduce(config: &Config, checked: &Checked, (model, parameters): (&GptConfi
         thousands(parameters),
         model.recipe
     );
+    println!("device   {device}");
     println!(
         "data     {}: {} bytes to train on, the last {} held out\n",
         config.data.path.display(),
@@ -361,4 +380,21 @@ fn thousands(n: usize) -> String {
         text.push(digit);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_was_passed_over_is_named_with_what_to_do() {
+        assert_eq!(introduction("cuda:0", None), "cuda:0");
+        let error = Error::Config("NVRTC: not found\nhelp: install it".into());
+        let said = introduction("cpu", Some(&error));
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!((lines.len(), lines[0]), (2, "cpu"));
+        for part in ["NVRTC: not found; help: install it", "`qeffect doctor`"] {
+            assert!(lines[1].contains(part), "{said}");
+        }
+    }
 }

@@ -31,6 +31,7 @@ fn a_run_from_a_file_takes_a_schedule_from_a_file_and_gives_the_same_numbers() {
     let (said, code) = out(&["train", "--config", &config]);
     assert_eq!(code, 0, "{said}");
     assert!(said.contains("held-out loss") && said.contains("proved by the compiler"), "{said}");
+    assert!(said.lines().any(|line| line == "device   cpu"), "{said}");
     let (said, code) = out(&["train", "--config", &config, "--schedule", &csv]);
     assert_eq!(code, 0, "{said}");
     assert!(said.contains("4 stages") && said.contains("checked now, at start"), "{said}");
