@@ -117,7 +117,7 @@ pub fn find(library: Library) -> Result<Found> {
 
 fn search(library: Library) -> Result<Found> {
     if let Some(variable) = library.variable()
-        && let Some(path) = std::env::var_os(variable)
+        && let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty())
     {
         return open(library, &path).map_err(|message| Error::Library {
             library,

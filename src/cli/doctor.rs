@@ -75,11 +75,11 @@ fn value(survey: &Survey, lacking: &[String]) -> Value {
     let library = |(library, found): &(Library, Result<qeffect_kernels::probe::Found, Error>)| match found {
         Ok(found) => json!({"name": library.to_string(), "found": true, "path": found.path.display().to_string()}),
         Err(error) => {
-            let why = match error {
-                Error::Library { found, .. } => found.clone(),
-                other => other.to_string(),
+            let (why, advice) = match error {
+                Error::Library { found, advice, .. } => (found.clone(), advice.clone()),
+                other => (other.to_string(), library.advice().to_owned()),
             };
-            json!({"name": library.to_string(), "found": false, "why": why, "advice": library.advice()})
+            json!({"name": library.to_string(), "found": false, "why": why, "advice": advice})
         }
     };
     let gpu = |gpu: &Gpu| {

@@ -5,6 +5,7 @@
 mod check;
 mod command;
 mod convert;
+mod doctor;
 #[cfg(target_os = "linux")]
 mod profiler;
 mod show;
