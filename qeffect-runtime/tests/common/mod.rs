@@ -3,6 +3,7 @@
 
 pub mod how;
 pub mod settings;
+pub mod sites;
 pub mod spans;
 pub mod spoil;
 pub mod tap;

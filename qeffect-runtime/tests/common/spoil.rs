@@ -73,6 +73,16 @@ pub const KINDS: &[&str] = &[
     "write_tag",
 ];
 
+/// Fused commands of a GPT before its commit.
+pub const FUSED: &[&str] = &[
+    "fused_layer_norm",
+    "fused_gelu",
+    "fused_gelu_grad",
+    "fused_layer_norm_grad",
+    "fused_cross_entropy_grad",
+    "fused_quantise",
+];
+
 /// Those of a Llama.
 pub const KINDS_OF_LLAMA: &[&str] = &[
     "embed",

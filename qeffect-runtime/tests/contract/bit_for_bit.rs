@@ -19,6 +19,7 @@ use qeffect_runtime::gpt::{GptConfig, GptStage};
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::shard::Named;
+use qeffect_schedules::by_name;
 
 const STEPS: u64 = 20;
 const MICROBATCHES: u32 = 4;
@@ -113,6 +114,27 @@ fn bits(values: &[f64]) -> Vec<u64> {
 #[test]
 fn delayed_scaling_that_moves_with_every_microbatch() {
     every_schedule_gives_the_bits_of("fp8-delayed:history=4,update=microbatch");
+}
+
+/// A schedule that runs its backwards in descending order: scales fold a step's amaxes by maximum, and copied gradients are
+/// summed by microbatch.
+#[test]
+fn another_order_of_microbatches_where_state_moves_with_every_step() {
+    let recipe = "fp8-delayed:history=4,update=step";
+    let config = tiny(recipe, 3);
+    let reference = reference(&config, STEPS);
+    let entry = by_name("looped_bfs").unwrap();
+    for (ranks, how) in [1, 2].into_iter().flat_map(|ranks| HOW.map(|how| (ranks, how))) {
+        let checked = entry.checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
+        assert!(checked.order_dependent);
+        let evaluation = entry.evaluation().checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
+        let blocks = cut(checked.schedule.stages).unwrap();
+        let case = Case { name: format!("{} on {ranks} ranks", entry.name), checked, evaluation, blocks };
+        let session_config = SessionConfig::new(OPTIM, config.tokens());
+        let stages = config.stages(blocks).unwrap();
+        let session = how.session(case.checked.clone(), stages, session_config, || Box::new(CpuDevice::new()));
+        run(&mut session.unwrap(), &case, &config, &reference, &format!("{recipe}, {}, {how:?}", case.name));
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod placements;
 mod recompute;
 mod session;
 mod state;
+mod tags;
 mod transports;
 mod unsplit;
 mod unused;

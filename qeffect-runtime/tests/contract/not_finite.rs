@@ -5,14 +5,17 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::batch;
 use crate::common::how::{HOW, How};
-use crate::common::spoil::{KINDS, KINDS_OF_LLAMA, kept};
+use crate::common::sites::Spoilt;
+use crate::common::spoil::{FUSED, KINDS, KINDS_OF_LLAMA, kept};
 use crate::recompute::with_recomputation;
 use crate::watched::{OPTIM, Watch, model, session};
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
 use qeffect_core::plan::Checked;
 use qeffect_runtime::capture::CaptureMode;
+use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::data::Windows;
+use qeffect_runtime::device::Caps;
 use qeffect_runtime::error::{Error, Result};
 use qeffect_runtime::gpt::{GptConfig, GptStage};
 use qeffect_runtime::llama::LlamaConfig;
@@ -234,5 +237,21 @@ fn stop_says_which_loss_was_not_finite() {
         let losses = session.evaluate(&evaluation, batch(&config, 2, 4)).unwrap();
         assert!(losses.iter().all(|loss| loss.is_finite()));
         assert_eq!(session.step(batch(&config, 1, 4)).unwrap().epoch, 2);
+    }
+}
+
+/// On a device that fuses commands, as a GPU does: in what they keep of a matrix, and in what they take from it.
+#[test]
+fn a_nan_in_fused_commands_changes_nothing() {
+    let caps = Caps { fp8_needs_transposes: true, fp8_multiple: 16, fuses: true, parallel: true, ..Caps::default() };
+    for gradients in [Gradients::Copied, Gradients::Direct, Gradients::Coalesced] {
+        let groups = if gradients == Gradients::Coalesced { 2 } else { 1 };
+        let checked = &zb_h1::<2, 4>().clone().coalesced(groups).unwrap();
+        let (config, capture) = (model(), CaptureMode::Step);
+        let spoilt = Spoilt { config, checked, optim: OPTIM, gradients, capture, fused: true };
+        let kinds = spoilt.a_nan_anywhere_changes_nothing(|| Box::new(CpuDevice::with_caps(caps)));
+        for kind in FUSED {
+            assert!(kinds.iter().any(|(name, _)| name == kind), "{gradients:?}: no {kind} in {kinds:?}");
+        }
     }
 }

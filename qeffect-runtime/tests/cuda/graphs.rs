@@ -5,13 +5,16 @@ use std::sync::{Arc, Mutex};
 
 use qeffect_core::bind::Gradients;
 use qeffect_kernels::graph::Shape;
+use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cmd::Cmd;
 use qeffect_runtime::cuda::CudaDevice;
 use qeffect_runtime::device::{Buf, BufSpec, Device, DeviceError, GraphId};
 use qeffect_runtime::fuse::fuse;
+use qeffect_schedules::zb_v;
 
 use crate::common::{Solo, batch};
 use crate::rig::{Pair, beside_others};
+use crate::sessions::{in_groups, session};
 use crate::training::{MICROBATCHES, OPTIM, RECIPES, STEPS, Values, model, same, solo};
 
 const PLACEMENTS: [Gradients; 2] = [Gradients::Copied, Gradients::Direct];
@@ -113,6 +116,62 @@ fn a_replayed_step_gives_the_bits_of_the_eager_one() {
                 same(values, &solo.shard.export().unwrap(), &what);
             }
         }
+    }
+}
+
+/// Names of the commands of each list, and what its graph consists of.
+type Made = Arc<Mutex<Vec<(BTreeSet<&'static str>, Shape)>>>;
+
+/// A GPU that makes every graph twice and compares.
+struct Twice {
+    device: CudaDevice,
+    made: Made,
+}
+
+impl Device for Twice {
+    qeffect_runtime::hand_on!(device: name caps alloc spec issue write read poison launch drop_graph);
+
+    fn instantiate(&mut self, cmds: Vec<Cmd>) -> Result<GraphId, DeviceError> {
+        let names = cmds.iter().map(Cmd::name).collect();
+        let [graph, again] = [self.device.instantiate(cmds.clone())?, self.device.instantiate(cmds)?];
+        let shape = self.device.graph_shape(graph)?;
+        assert_eq!(self.device.graph_shape(again)?, shape, "capturing twice gives the same graph");
+        self.device.drop_graph(again)?;
+        self.made.lock().unwrap().push((names, shape));
+        Ok(graph)
+    }
+}
+
+/// The step of a session, from its first forward to its commit, in as many lanes as a device has; making a graph of it
+/// twice changes nothing of its numbers.
+#[test]
+fn a_session_s_step_is_the_same_graph_when_it_is_captured_again() {
+    let Some(_turn) = beside_others() else { return };
+    let config = model(RECIPES[0]);
+    for (gradients, capture) in [
+        (Gradients::Copied, CaptureMode::Step),
+        (Gradients::Direct, CaptureMode::Step),
+        (Gradients::Coalesced, CaptureMode::Step),
+        (Gradients::Coalesced, CaptureMode::Action),
+    ] {
+        let what = format!("{gradients:?}, {capture}");
+        let checked = in_groups(zb_v::<2, 4>().clone(), gradients);
+        let made = Made::default();
+        let device = Box::new(Twice { device: CudaDevice::new(0).unwrap(), made: Arc::clone(&made) });
+        let mut twice = session(&config, checked.clone(), (gradients, capture), device).unwrap();
+        let plain = Box::new(CudaDevice::new(0).unwrap());
+        let mut once = session(&config, checked, (gradients, capture), plain).unwrap();
+        for step in 0..3 {
+            let [found, want] =
+                [&mut twice, &mut once].map(|session| session.step(batch(&config, step, MICROBATCHES)).unwrap().losses);
+            assert_eq!(found, want, "{what}, step {step}");
+        }
+        same(&once.snapshot().unwrap().values, &twice.snapshot().unwrap().values, &what);
+        let made = made.lock().unwrap();
+        for name in ["embed", "cross_entropy", "sum_squares", "settle", "adamw"] {
+            assert!(made.iter().any(|(names, _)| names.contains(name)), "{what}: no {name}");
+        }
+        println!("{what}: {} graphs, {} nodes", made.len(), made.iter().map(|(_, shape)| shape.nodes).sum::<usize>());
     }
 }
 

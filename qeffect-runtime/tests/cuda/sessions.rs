@@ -16,7 +16,7 @@ use qeffect_runtime::session::{Evaluation, GradDtype, Session, SessionConfig};
 use qeffect_schedules::{eval_loop, eval_v, further, library, zb_h1, zb_v};
 
 use crate::common::{Solo, batch};
-use crate::rig::beside_others;
+use crate::rig::{beside_others, reals};
 use crate::training::{MICROBATCHES, OPTIM, RECIPES, STEPS, Values, model, same};
 
 /// Microbatches of a group, where gradients are coalesced.
@@ -172,6 +172,43 @@ every_schedule_gives_the_bits_of_the_unsplit_model! {
     coalesced_eager: Coalesced, Eager;
     coalesced_action: Coalesced, Action;
     coalesced_step: Coalesced, Step;
+}
+
+/// Gradients of groups against those that are added microbatch by microbatch, after one step: same weights, same scales,
+/// the same codes. Both are sums of the same products, which are exact, times factors that are f32; what differs is where
+/// tensor cores cut sums off and where f32 rounds them. The library's products stay within 1e-3 of float64 by norm (the
+/// kernels' tests hold them to it), so two of them within twice that of each other.
+#[test]
+fn gradients_of_groups_are_near_those_that_are_added_in_place() {
+    const BOUND: f64 = 2e-3;
+    let Some(_turn) = beside_others() else { return };
+    let config = wide(RECIPES[0]);
+    let run = |gradients, group| {
+        let checked = zb_h1::<2, 4>().clone().coalesced(group).unwrap();
+        let device = Box::new(CudaDevice::new(0).unwrap());
+        let mut session = session(&config, checked, (gradients, CaptureMode::Step), device).unwrap();
+        let losses = session.step(batch(&config, 0, MICROBATCHES)).unwrap().losses;
+        (losses, session.snapshot().unwrap().values)
+    };
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let (losses, added) = run(Gradients::Direct, 1);
+    for group in [2, 4] {
+        let (found, of_groups) = run(Gradients::Coalesced, group);
+        assert_eq!(found, losses, "gradients come after losses");
+        let (mut compared, mut largest) = (0, 0.0f64);
+        for (name, a) in added.iter().filter(|(name, _)| name.ends_with("/gradient")) {
+            let b = &of_groups[name];
+            let (a, b) = (reals(a.dtype, &a.bytes), reals(b.dtype, &b.bytes));
+            let error = norm(&mut a.iter().zip(&b).map(|(a, b)| a - b));
+            let scale = norm(&mut a.iter().copied());
+            assert!(scale > 0.0 && error <= BOUND * scale, "{name} in groups of {group}: {error:e} of {scale:e}");
+            (compared, largest) = (compared + 1, largest.max(error / scale));
+        }
+        println!("groups of {group}: {compared} gradients, at most {largest:.1e} apart by norm, bound {BOUND:.0e}");
+        // Four weights and four biases of a block, two norms of two parameters; embedding, positions, the last norm, the head.
+        assert!(compared >= 12 * config.layers + 4, "{compared}");
+        assert!(largest > 0.0, "groups are other sums");
+    }
 }
 
 /// Where state moves once per step, schedules that run microbatches in another order give the same bits too.
