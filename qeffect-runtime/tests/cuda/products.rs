@@ -219,6 +219,40 @@ fn products_of_groups_are_those_of_the_cpu() {
     }
 }
 
+/// Members with one factor are a product that any GPU has; no block has to end where a member does.
+#[test]
+fn products_of_groups_with_one_factor_are_those_of_the_cpu() {
+    let Some(mut pair) = Pair::new() else { return };
+    for [m, n, tokens, stride, members] in [[272, 144, 48, 48, 3], [64, 128, 100, 128, 4], [128, 64, 256, 256, 1]] {
+        let shape = |cols| [tokens, cols, stride, members];
+        let mut side = |format, cols, seed, factor| {
+            let side = group_side(&mut pair, format, shape(cols), (seed, 1.0, true));
+            GroupOperand { scale_inv: Box::from([pair.f32("factor", 1, &[factor])]), ..side }
+        };
+        let (a, b) = (side(Format::E5M2, m, 1, 0.25), side(Format::E4M3, n, 501, 2.0));
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let out = pair.empty("out", dtype, m, n);
+            for accumulate in [false, true] {
+                let (a, b) = (a.clone(), b.clone());
+                let cmd = Cmd::GroupGemm { m, n, k: tokens, stride, members, a, b, out, accumulate };
+                let what = format!("{members} of {m} × {n} × {tokens} into {dtype:?}, added: {accumulate}");
+                let graph = pair.gpu.instantiate(vec![cmd.clone()]).unwrap();
+                let before = pair.read(out)[1].clone();
+                pair.issue(cmd);
+                match (dtype, accumulate) {
+                    (Dtype::Bf16, true) => pair.near(&what, out, 1e-2),
+                    _ => pair.same(&what, out),
+                }
+                let issued = pair.read(out)[1].clone();
+                pair.gpu.write(out, &before).unwrap();
+                pair.gpu.launch(graph).unwrap();
+                assert!(pair.read(out)[1] == issued, "{what}: a graph gives the same bits");
+                pair.cpu.write(out, &issued).unwrap();
+            }
+        }
+    }
+}
+
 /// A sum that is exact is rounded to the same bf16.
 #[test]
 fn products_of_groups_into_bf16_are_rounded_once() {
