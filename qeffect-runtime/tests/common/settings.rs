@@ -23,7 +23,7 @@ pub fn small(recipe: &str) -> GptConfig {
     GptConfig { hidden: 32, heads: 4, ffn: 64, ..tiny(recipe, 4) }
 }
 
-/// One rank that has the whole model; its gradients are copied.
+/// One rank that has the whole model; its gradients are copied, all else is as sessions have it.
 pub const fn alone(microbatches: u32, tokens: usize, optim: OptimConfig, norm: NormPlan) -> ShardConfig {
     ShardConfig {
         microbatches,
