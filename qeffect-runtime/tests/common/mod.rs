@@ -2,10 +2,12 @@
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
 pub mod how;
+pub mod one_layer;
 pub mod settings;
 pub mod sites;
 pub mod spans;
 pub mod spoil;
+pub mod state_cases;
 pub mod tap;
 
 use qeffect_core::bind::Gradients;

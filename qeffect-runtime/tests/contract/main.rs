@@ -13,7 +13,6 @@ mod gradients;
 mod health;
 mod measured;
 mod not_finite;
-mod one_layer;
 mod orders;
 mod placements;
 mod recompute;

@@ -81,6 +81,7 @@ fn its_loss_follows_that_of_the_cpu() {
     }
 }
 
+// Case B40: one token table for both ends of the pipeline.
 #[test]
 fn it_has_the_same_bits_however_it_is_cut_and_captured() {
     let Some(_turn) = beside_others() else { return };

@@ -13,4 +13,5 @@ mod products;
 mod rig;
 mod sessions;
 mod spoiled;
+mod state;
 mod training;

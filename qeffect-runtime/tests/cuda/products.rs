@@ -125,6 +125,7 @@ fn products_of_other_numbers_are_near() {
     }
 }
 
+// Case B46: tokens are the depth of a weight gradient.
 #[test]
 fn what_fp8_cannot_take_is_refused() {
     let Some(mut pair) = Pair::new() else { return };

@@ -1,6 +1,6 @@
 //! One linear layer on one rank, action by action; the test writes its input and its output gradient.
 
-use crate::common::settings::{adamw, alone};
+use super::settings::{adamw, alone};
 use half::bf16;
 use qeffect_core::dtype::Dtype;
 use qeffect_core::ids::{Microbatch, Stage as StageId};
@@ -10,7 +10,7 @@ use qeffect_runtime::act::Act;
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::cx::Cx;
 use qeffect_runtime::data::Windows;
-use qeffect_runtime::device::Caps;
+use qeffect_runtime::device::{Caps, Device};
 use qeffect_runtime::error::Result;
 use qeffect_runtime::op::{Effects, Op};
 use qeffect_runtime::ops::linear::{Linear, LinearOp, LinearTape, LinearWork};
@@ -87,22 +87,25 @@ impl Bench {
     }
 
     pub fn with(recipe: &str, microbatches: u32, caps: Caps, twice: bool) -> Bench {
+        Bench::on(Box::new(CpuDevice::with_caps(caps)), recipe, microbatches, twice)
+    }
+
+    pub fn on(device: Box<dyn Device>, recipe: &str, microbatches: u32, twice: bool) -> Bench {
         let recipe: Recipe = recipe.parse().unwrap();
         let mut spec = StageSpec::new(recipe);
         (spec.input, spec.output) = (vec![[TOKENS, WIDTH]], vec![[TOKENS, WIDTH]]);
         let layer = Linear::new(&mut spec, "layer", [WIDTH, WIDTH], false, Init::Ones, true);
         let norm = NormPlan::new([("layer.weight", WIDTH * WIDTH)]).unwrap();
         let config = alone(microbatches, TOKENS, STILL, norm);
-        let device = Box::new(CpuDevice::with_caps(caps));
         let mut shard = Shard::new(device, vec![(STAGE, OneLayer { spec, layer, twice })], config).unwrap();
         shard.init(0).unwrap();
         shard.prologue().unwrap();
         Bench { shard, microbatches, fwd: Some(Token::first(STAGE)), bwd: Some(Token::first(STAGE)) }
     }
 
-    /// As [`Bench::with`], with this weight, which is at least 1: the first weights have staged an amax of 1.
-    pub fn starting_with(recipe: &str, microbatches: u32, caps: Caps, weight: f64) -> Bench {
-        let mut bench = Bench::with(recipe, microbatches, caps, false);
+    /// As [`Bench::on`], with this weight, which is at least 1: the first weights have staged an amax of 1.
+    pub fn starting_with(device: Box<dyn Device>, recipe: &str, microbatches: u32, weight: f64) -> Bench {
+        let mut bench = Bench::on(device, recipe, microbatches, false);
         bench.shard.set_param("layer.weight", &[weight; WIDTH * WIDTH]).unwrap();
         bench.shard.prologue().unwrap();
         bench
