@@ -292,7 +292,7 @@ impl Cx<'_> {
         let Some(all) = groups.add((dst.param, group), members, Waiting { write, position, dy, x }) else {
             return Ok(());
         };
-        let shared = self.state.update() == Update::Step;
+        let shared = self.state.same_scales();
         let a = groups::operand(all.iter().map(|product| &product.dy), false, shared)?;
         let b = groups::operand(all.iter().map(|product| &product.x), true, shared)?;
         let (members, out) = (members as usize, dst.act.buf);
@@ -445,7 +445,7 @@ impl Cx<'_> {
             && both
             && self.grads.groups().is_some()
         {
-            let stride = x.rows.next_multiple_of(BLOCK);
+            let stride = if self.state.same_scales() { x.rows } else { x.rows.next_multiple_of(BLOCK) };
             let part = self.join(weight, role, codes, Lines::Columns, stride)?;
             grouped = Some(Grouped { scale_inv: Some(self.keep(scale_inv)?), ..part });
         }

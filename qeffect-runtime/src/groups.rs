@@ -9,8 +9,8 @@
 //! | [`Lines::Rows`] | `[members · stride, cols]` | rows from i · stride on |
 //! | [`Lines::Columns`] | `[cols, members · stride]` | columns from i · stride on |
 //!
-//! `stride` is the number of tokens, or the next multiple of [`BLOCK`] where a device scales blocks of that many codes
-//! along the tokens: codes of two members, which have factors of their own, then never share a block. What lies between
+//! `stride` is the number of tokens, or the next multiple of [`BLOCK`] where members have factors of their own and a device
+//! scales blocks of that many codes along the tokens: codes of two members then never share a block. What lies between
 //! members is zero bytes.
 
 use std::collections::BTreeMap;

@@ -202,6 +202,11 @@ impl StageState {
         self.update
     }
 
+    /// Whether all microbatches of a step are cast with the same scales.
+    pub fn same_scales(&self) -> bool {
+        self.update != Update::Microbatch
+    }
+
     /// The buffers of a parameter.
     pub fn param(&self, id: ParamId) -> &ParamBufs {
         &self.params[id.0]

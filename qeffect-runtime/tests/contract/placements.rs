@@ -17,9 +17,10 @@ use qeffect_runtime::device::Caps;
 use qeffect_runtime::error::Result;
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::optim::OptimConfig;
-use qeffect_runtime::session::SessionConfig;
+use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::shard::Named;
 use qeffect_runtime::stage::{ParamKind, Stage};
+use qeffect_schedules::zb_h1;
 
 const STEPS: u64 = 6;
 const MICROBATCHES: u32 = 4;
@@ -173,6 +174,26 @@ fn groups_with_factors_of_their_own_need_a_device_that_has_them() {
         }
         tried(RECIPES[2], how).unwrap(); // bf16 has no factors
     }
+}
+
+/// What the search for algorithms takes is that of the largest product: of fc2's weight gradient, over all tokens of a group.
+/// Members with factors of their own begin at multiples of 128 tokens, and have block scales.
+#[test]
+fn groups_with_one_factor_lie_without_gaps() {
+    let search = |recipe: &str| {
+        let recipe = recipe.parse().unwrap();
+        let config =
+            GptConfig { vocab: 32, hidden: 128, heads: 2, ffn: 1024, layers: 1, seq: 16, sequences: 2, recipe };
+        let checked = zb_h1::build(1, i64::from(MICROBATCHES)).unwrap().coalesced(MICROBATCHES).unwrap();
+        let session_config =
+            SessionConfig { gradients: Gradients::Coalesced, ..SessionConfig::new(OPTIM, config.tokens()) };
+        Session::footprint(checked, config.stages(&[1]).unwrap(), session_config).unwrap().search
+    };
+    let of = |tokens: usize, scales: usize| (1024 + 128) * tokens + 4 * 1024 * 128 + scales + (160 << 20);
+    // One factor on each side, in 256 bytes.
+    assert_eq!(search(RECIPES[1]), of(4 * 32, 2 * 256));
+    // Squares of all 128 rows for four blocks of tokens, and vectors of 1024 columns for each block.
+    assert_eq!(search(RECIPES[0]), of(4 * 128, 256 + 4 * 1024 * 4));
 }
 
 /// With one group products are added as `copied` adds its slots; with two the additions are others, and so are the bits.
