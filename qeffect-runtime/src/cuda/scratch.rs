@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use qeffect_kernels::gemm::{Scaling, WORKSPACE};
 use qeffect_kernels::launch::cast::{ColumnScratch, TILE, partial_sums};
-use qeffect_kernels::{Buffer, CudaContext, CudaStream, Result, Span, memory};
+use qeffect_kernels::{Buffer, CudaContext, CudaStream, Error, Result, Span, memory};
 
 use super::product;
 use crate::cmd::Cmd;
@@ -117,10 +117,14 @@ const fn right_table(left: usize) -> usize {
 
 impl Scratch {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Scratch> {
+        let named = |error| match error {
+            Error::Driver { source, .. } => Error::Driver { call: "allocation of a workspace for products", source },
+            other => other,
+        };
         Ok(Scratch {
             has: Need::default(),
             holds: Holds::new(context, Need::default())?,
-            workspace: Buffer::poisoned(context, WORKSPACE)?,
+            workspace: Buffer::poisoned(context, WORKSPACE).map_err(named)?,
             outgrown: Vec::new(),
         })
     }

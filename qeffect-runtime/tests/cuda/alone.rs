@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use qeffect_core::bind::Gradients;
 use qeffect_core::plan::Checked;
 use qeffect_kernels::cache::Cache;
-use qeffect_kernels::gemm::{Product, Products, Type};
+use qeffect_kernels::gemm::{Product, Products, Type, WORKSPACE};
 use qeffect_kernels::{Buffer, CudaContext, module};
 use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cmd::Cmd;
@@ -53,8 +53,8 @@ fn a_gpu_that_is_nearly_full_gives_the_same_bits() {
     let [copied, coalesced] = [Gradients::Copied, Gradients::Coalesced].map(|placement| wanted(&config, placement));
     let context = module::context(0).unwrap();
     let total = memory(&context).1;
-    let run = |what: &str| {
-        for (gradients, capture) in PLACEMENTS.into_iter().flat_map(|of| CaptureMode::ALL.map(|mode| (of, mode))) {
+    let run = |what: &str, modes: &[CaptureMode]| {
+        for (gradients, capture) in PLACEMENTS.iter().flat_map(|of| modes.iter().map(|mode| (*of, *mode))) {
             let device = Box::new(CudaDevice::new(0).unwrap());
             let checked = in_groups(zb_v::<2, 4>().clone(), gradients);
             let mut session = session(&config, checked, (gradients, capture), device).unwrap();
@@ -63,11 +63,11 @@ fn a_gpu_that_is_nearly_full_gives_the_same_bits() {
         }
         keeper.algorithms().digest()
     };
-    let empty = run("empty");
+    let empty = run("empty", &[CaptureMode::Step]);
     let filled = fill(&context, total / 10);
     assert!(memory(&context).0 <= total / 10 + (1 << 20));
     println!("{} of {total} bytes were filled", filled.iter().map(|buffer| buffer.span().len()).sum::<usize>());
-    assert_eq!(run("nearly full"), empty, "the same algorithms");
+    assert_eq!(run("nearly full", &CaptureMode::ALL), empty, "the same algorithms");
 }
 
 // Case B47: an algorithm that was chosen stays; where there is no room for a workspace or for a search, that is an error.
@@ -88,7 +88,7 @@ fn without_room_for_a_workspace_nothing_else_is_chosen() {
     let mut after = open();
 
     let filled = fill(&context, 16 << 20);
-    assert!(memory(&context).0 < 32 << 20, "{:?} left beside {} pieces", memory(&context), filled.len());
+    assert!(Buffer::<u8>::poisoned(&context, WORKSPACE).is_err(), "{:?} left", memory(&context));
     let found = after.plan(&stream, known).unwrap();
     assert_eq!((after.searched(), after.algorithms().digest()), (0, before.algorithms().digest()));
     assert_eq!(found.workspace(), plan.workspace());
@@ -97,7 +97,7 @@ fn without_room_for_a_workspace_nothing_else_is_chosen() {
     }
     assert_eq!(after.algorithms().digest(), before.algorithms().digest(), "nothing was chosen instead");
     let Err(error) = CudaDevice::new(0) else { panic!("its lanes have no workspace") };
-    assert!(error.to_string().contains("allocation of device memory"), "{error}");
+    assert!(error.to_string().contains("allocation of a workspace for products"), "{error}");
 
     drop(filled);
     after.plan(&stream, unknown).unwrap();
