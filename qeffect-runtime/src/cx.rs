@@ -183,6 +183,10 @@ impl Cx<'_> {
 
     /// Where the gradient of a parameter goes for this microbatch. It is written once, by this action.
     pub fn grad(&mut self, param: ParamId) -> Result<GradDst> {
+        if self.cells == Cells::Read {
+            let message = format!("gradient {} is asked for by an evaluation", param.0);
+            return Err(Error::Contract { code: Code::ArenaDuplicate, message });
+        }
         self.grads.open(param, self.microbatch)?;
         let bufs = self.state.param(param);
         let act = bufs.slots.get(self.microbatch.index()).copied().unwrap_or(bufs.grad);

@@ -33,7 +33,7 @@ use qeffect_runtime::error::{Error, Result};
 use qeffect_runtime::gpt::{GptConfig, GptStage, GptTape, GptWork};
 use qeffect_runtime::op::Effects;
 use qeffect_runtime::session::{Session, SessionConfig};
-use qeffect_runtime::stage::{Stage, StageSpec};
+use qeffect_runtime::stage::{ParamId, Stage, StageSpec};
 use qeffect_schedules::{eval_loop, zb_h1};
 
 const MICROBATCHES: u32 = 4;
@@ -64,6 +64,8 @@ enum Fault {
     Evaluated,
     /// An evaluation is F of a training step.
     EvaluatedByForward,
+    /// An evaluation asks for a gradient.
+    EvaluatedWithGradient,
 }
 
 struct Faulty {
@@ -120,6 +122,7 @@ impl Stage for Faulty {
         match self.fault {
             Fault::Evaluated => drop(cx.roll_forward(token)?),
             Fault::EvaluatedByForward => return Ok(self.inner.forward(cx, x, token)?.0),
+            Fault::EvaluatedWithGradient => drop(cx.grad(ParamId(0))?),
             _ => {}
         }
         self.inner.evaluate(cx, x)
@@ -440,15 +443,20 @@ fn a_batch_that_does_not_fit_is_refused_before_the_step() {
 /// An evaluation that moves state is refused before it does, and whatever comes next is none the worse for it.
 #[test]
 fn an_evaluation_moves_no_state() {
-    for (how, fault) in HOW.into_iter().flat_map(|how| [(how, Fault::Evaluated), (how, Fault::EvaluatedByForward)]) {
+    let faults = [
+        (Fault::Evaluated, Code::TokenOutOfOrder, "input cell"),
+        (Fault::EvaluatedByForward, Code::TokenOutOfOrder, "input cell"),
+        (Fault::EvaluatedWithGradient, Code::ArenaDuplicate, "gradient 0"),
+    ];
+    for (how, (fault, code, what_of)) in HOW.into_iter().flat_map(|how| faults.map(|fault| (how, fault))) {
         let what = format!("{how:?}, {fault:?}");
         let [mut faulty, mut clean] = [fault, Fault::None].map(|fault| session(how, zb_h1::<2, 4>(), fault).unwrap());
         let evaluation = faulty.evaluation(eval_loop::build(2, i64::from(MICROBATCHES), 1).unwrap()).unwrap();
         for step in 0..2 {
             let before = state(&faulty);
             let error = faulty.evaluate(&evaluation, batch(&model(), 9, MICROBATCHES)).unwrap_err();
-            assert_eq!(error.code(), Some(Code::TokenOutOfOrder), "{what}: {error}");
-            assert!(error.to_string().contains("input cell") && error.to_string().contains("an evaluation"), "{error}");
+            assert_eq!(error.code(), Some(code), "{what}: {error}");
+            assert!(error.to_string().contains(what_of) && error.to_string().contains("an evaluation"), "{error}");
             assert!(error.to_string().starts_with("rank 1: "), "{what}: {error}");
             assert!(state(&faulty) == before, "{what}: {error}");
             for session in [&mut faulty, &mut clean] {
