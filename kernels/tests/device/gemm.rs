@@ -77,6 +77,29 @@ impl<'a> Bench<'a> {
     fn run(&self, plan: &Plan, operands: &Operands) {
         plan.run(&self.rig.stream, operands, self.workspace.span()).unwrap();
     }
+
+    /// The product, after checking that adding it in place is one rounded addition per element.
+    fn adds(&mut self, product: Product, left: &Side, right: &Side, scales: [&Buffer<f32>; 2]) -> Vec<f32> {
+        let plan = self.plan(product);
+        let start = numbers(3, product.rows * product.columns);
+        let (alone, sum) = (self.rig.poisoned::<f32>(start.len()), self.rig.upload(&start));
+        for (out, accumulate) in [(&alone, false), (&sum, true)] {
+            let operands = Operands {
+                left: left.matrix(),
+                right: right.matrix(),
+                left_scale: Some(scales[0].span()),
+                right_scale: Some(scales[1].span()),
+                bias: None,
+                out: Matrix::F32(out.span()),
+                accumulate,
+            };
+            self.run(&plan, &operands);
+        }
+        let alone = alone.read().unwrap();
+        let added: Vec<f32> = start.iter().zip(&alone).map(|(start, product)| start + product).collect();
+        assert_eq!(bits(&sum.read().unwrap()), bits(&added), "{product}");
+        alone
+    }
 }
 
 fn transposed(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
@@ -174,29 +197,13 @@ fn any_numbers_are_within_bounds_of_float64_and_adding_is_adding() {
     let right = Side::new(rig, Type::E4M3, &numbers(2, columns * depth).iter().map(|x| x * 9.0).collect::<Vec<_>>());
     let scales = [0.37f32, 1.9e-3];
     let (left_scale, right_scale) = (rig.upload(&scales[..1]), rig.upload(&scales[1..]));
-    let start = numbers(3, rows * columns);
-    let (product_alone, sum) = (rig.poisoned::<f32>(rows * columns), rig.upload(&start));
-    let plan = bench.plan(Product::weight_gradient(rows, columns, depth, left.of, right.of));
-    for (out, accumulate) in [(&product_alone, false), (&sum, true)] {
-        let operands = Operands {
-            left: left.matrix(),
-            right: right.matrix(),
-            left_scale: Some(left_scale.span()),
-            right_scale: Some(right_scale.span()),
-            bias: None,
-            out: Matrix::F32(out.span()),
-            accumulate,
-        };
-        bench.run(&plan, &operands);
-    }
-    let alone = product_alone.read().unwrap();
+    let product = Product::weight_gradient(rows, columns, depth, left.of, right.of);
+    let alone = bench.adds(product, &left, &right, [&left_scale, &right_scale]);
     let factor = f64::from(scales[0]) * f64::from(scales[1]);
     let want: Vec<f64> =
         reference(rows, columns, depth, &left.values, &right.values).iter().map(|sum| sum * factor).collect();
     // Tensor cores truncate inside a block of terms: fewer than 24 bits, still far below the operands' own 3 and 2.
-    close("product", alone.iter().copied(), &want, 1e-3);
-    let added: Vec<f32> = start.iter().zip(&alone).map(|(start, product)| start + product).collect();
-    assert_eq!(bits(&sum.read().unwrap()), bits(&added), "accumulating is one rounded addition");
+    close("product", alone, &want, 1e-3);
 }
 
 #[test]
@@ -209,7 +216,6 @@ fn adding_with_block_scales_is_adding_too() {
     let (rows, columns, depth) = (256, 1024, 512);
     let left = Side::new(rig, Type::E5M2, &numbers(1, rows * depth).iter().map(|x| x * 300.0).collect::<Vec<_>>());
     let right = Side::new(rig, Type::E4M3, &numbers(2, columns * depth).iter().map(|x| x * 9.0).collect::<Vec<_>>());
-    let start = numbers(3, rows * columns);
     for kinds in [[BlockScale::Vector, BlockScale::Vector], [BlockScale::Vector, BlockScale::Square]] {
         let [to_left, to_right] = kinds;
         // No powers of two.
@@ -219,27 +225,12 @@ fn adding_with_block_scales_is_adding_too() {
             rig.upload(&factors)
         };
         let (left_scale, right_scale) = (factors(to_left, rows, 4), factors(to_right, columns, 5));
-        let plan = bench.plan(Product {
+        let product = Product {
             scaling: Scaling::Blocks { left: to_left, right: to_right },
             ..Product::weight_gradient(rows, columns, depth, left.of, right.of)
-        });
-        let (alone, sum) = (rig.poisoned::<f32>(rows * columns), rig.upload(&start));
-        for (out, accumulate) in [(&alone, false), (&sum, true)] {
-            let operands = Operands {
-                left: left.matrix(),
-                right: right.matrix(),
-                left_scale: Some(left_scale.span()),
-                right_scale: Some(right_scale.span()),
-                bias: None,
-                out: Matrix::F32(out.span()),
-                accumulate,
-            };
-            bench.run(&plan, &operands);
-        }
-        let alone = alone.read().unwrap();
+        };
+        let alone = bench.adds(product, &left, &right, [&left_scale, &right_scale]);
         assert!(alone.iter().any(|x| *x != 0.0) && alone.iter().all(|x| x.is_finite()));
-        let added: Vec<f32> = start.iter().zip(&alone).map(|(start, product)| start + product).collect();
-        assert_eq!(bits(&sum.read().unwrap()), bits(&added), "{kinds:?}");
     }
 }
 

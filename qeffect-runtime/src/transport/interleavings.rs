@@ -50,34 +50,33 @@ fn bounded(pass: impl Fn() + Sync + Send + 'static) {
     model.check(pass);
 }
 
+/// Two messages on edge 0, which say which they are.
+fn sends_two(link: Link<'_, u32>) -> Result<(), TransportError> {
+    for m in 0..2 {
+        let mut bytes = link.source(0)?;
+        bytes[0] = m as u8 + 7;
+        link.send(0, tag(m), bytes)?;
+    }
+    link.finish();
+    Ok(())
+}
+
 #[test]
 fn messages_arrive_once_in_order_through_one_buffer() {
     loom::model(|| {
-        let results = two(
-            [edge(0, 1), None],
-            |link| {
-                for m in 0..2 {
-                    let mut bytes = link.source(0)?;
-                    bytes[0] = m as u8 + 7;
-                    link.send(0, tag(m), bytes)?;
+        let results = two([edge(0, 1), None], sends_two, |link| {
+            link.post(0, tag(0))?;
+            for m in 0..2 {
+                let bytes = link.wait(0, tag(m))?;
+                assert_eq!(bytes, [m as u8 + 7]);
+                link.release(0, bytes)?;
+                if m == 0 {
+                    link.post(0, tag(1))?;
                 }
-                link.finish();
-                Ok(())
-            },
-            |link| {
-                link.post(0, tag(0))?;
-                for m in 0..2 {
-                    let bytes = link.wait(0, tag(m))?;
-                    assert_eq!(bytes, [m as u8 + 7]);
-                    link.release(0, bytes)?;
-                    if m == 0 {
-                        link.post(0, tag(1))?;
-                    }
-                }
-                link.finish();
-                Ok(())
-            },
-        );
+            }
+            link.finish();
+            Ok(())
+        });
         assert_eq!(results, [Ok(()), Ok(())]);
     });
 }
@@ -170,37 +169,25 @@ fn nobody_waits_for_a_rank_that_is_gone() {
 #[test]
 fn a_receive_buffer_is_handed_over_and_not_shared() {
     bounded(|| {
-        let results = two(
-            [edge(0, 1), None],
-            |link| {
-                for m in 0..2 {
-                    let mut bytes = link.source(0)?;
-                    bytes[0] = m as u8 + 7;
-                    link.send(0, tag(m), bytes)?;
-                }
-                link.finish();
-                Ok(())
-            },
-            |link| {
-                (0..2).try_for_each(|m| link.post(0, tag(m)))?;
-                let first = link.wait(0, tag(0))?;
-                {
-                    let mut state = lock(&link.fabric.state);
-                    let edge = state.edge(0)?;
-                    assert!(edge.free.is_empty() && edge.arrived.is_empty(), "the only buffer is in use");
-                }
-                assert_eq!(first, [7]);
-                link.release(0, first)?;
-                let second = link.wait(0, tag(1))?;
-                assert_eq!(second, [8]);
-                link.release(0, second)?;
+        let results = two([edge(0, 1), None], sends_two, |link| {
+            (0..2).try_for_each(|m| link.post(0, tag(m)))?;
+            let first = link.wait(0, tag(0))?;
+            {
                 let mut state = lock(&link.fabric.state);
-                assert_eq!(state.edge(0)?.free.len(), 1, "as many as there were");
-                drop(state);
-                link.finish();
-                Ok(())
-            },
-        );
+                let edge = state.edge(0)?;
+                assert!(edge.free.is_empty() && edge.arrived.is_empty(), "the only buffer is in use");
+            }
+            assert_eq!(first, [7]);
+            link.release(0, first)?;
+            let second = link.wait(0, tag(1))?;
+            assert_eq!(second, [8]);
+            link.release(0, second)?;
+            let mut state = lock(&link.fabric.state);
+            assert_eq!(state.edge(0)?.free.len(), 1, "as many as there were");
+            drop(state);
+            link.finish();
+            Ok(())
+        });
         assert_eq!(results, [Ok(()), Ok(())]);
     });
 }

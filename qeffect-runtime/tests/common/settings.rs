@@ -1,6 +1,7 @@
 //! What tests have to set and are not about: the optimizer, the sizes of a model, the place of a rank that is alone.
 
 use qeffect_core::bind::Gradients;
+use qeffect_runtime::device::Caps;
 use qeffect_runtime::gpt::GptConfig;
 use qeffect_runtime::gradients::GradDtype;
 use qeffect_runtime::optim::{NormPlan, OptimConfig};
@@ -39,3 +40,13 @@ pub const fn alone(microbatches: u32, tokens: usize, optim: OptimConfig, norm: N
         norm,
     }
 }
+
+/// Products of operands that are stored the other way round too: the same bits.
+pub const TRANSPOSES: Caps = Caps {
+    fp8_needs_transposes: true,
+    fp8_multiple: 1,
+    bf16_only: false,
+    fuses: false,
+    parallel: false,
+    one_factor: false,
+};

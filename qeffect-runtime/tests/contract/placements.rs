@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::common::how::{Case, HOW, How, ascending, weight_gradients_ascend};
-use crate::common::settings::{adamw, tiny};
+use crate::common::settings::{TRANSPOSES, adamw, tiny};
 use crate::common::{Solo, batch};
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
@@ -48,16 +48,6 @@ impl Trace {
         panic!("{what}: norms differ from step {step:?} on, and {} values: {names:?}", names.len());
     }
 }
-
-/// Products of operands that are stored the other way round too: the same bits.
-const TRANSPOSES: Caps = Caps {
-    fp8_needs_transposes: true,
-    fp8_multiple: 1,
-    bf16_only: false,
-    fuses: false,
-    parallel: false,
-    one_factor: false,
-};
 
 /// Everything but what only such a device has.
 fn without_transposed(mut values: BTreeMap<String, Named>) -> BTreeMap<String, Named> {

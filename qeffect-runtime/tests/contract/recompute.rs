@@ -2,7 +2,7 @@
 
 use crate::common::batch;
 use crate::common::how::{HOW, How};
-use crate::common::settings::{alone, small};
+use crate::common::settings::{TRANSPOSES, alone, small};
 use std::collections::BTreeMap;
 
 use qeffect_core::action::{Item, Kind};
@@ -127,15 +127,6 @@ pub fn with_recomputation(checked: &Checked, chosen: impl Fn(Item) -> bool) -> C
     schedule.expects = Vec::new().into(); // of costs without R
     check(schedule, &Options::AT_START).unwrap()
 }
-
-const TRANSPOSES: Caps = Caps {
-    fp8_needs_transposes: true,
-    fp8_multiple: 1,
-    bf16_only: false,
-    fuses: false,
-    parallel: false,
-    one_factor: false,
-};
 
 /// Losses of every step, all state, bytes of seeds and of tapes by stage.
 type Outcome = (Vec<u64>, Snapshot, Vec<[usize; 2]>);
