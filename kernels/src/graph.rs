@@ -144,8 +144,10 @@ impl Graph {
         // SAFETY: the graph is live; without room for nodes, their number is given.
         unsafe { sys::cuGraphGetNodes(self.graph, core::ptr::null_mut(), &raw mut count) }.result().map_err(&fault)?;
         let mut nodes = vec![core::ptr::null_mut(); count];
-        // SAFETY: there is room for that many.
-        unsafe { sys::cuGraphGetNodes(self.graph, nodes.as_mut_ptr(), &raw mut count) }.result().map_err(&fault)?;
+        if count > 0 {
+            // SAFETY: there is room for that many. The call takes no room for none.
+            unsafe { sys::cuGraphGetNodes(self.graph, nodes.as_mut_ptr(), &raw mut count) }.result().map_err(&fault)?;
+        }
         let mut digest = Sha256::new();
         let mut kernels = 0;
         for node in &nodes {
@@ -175,6 +177,9 @@ impl Graph {
         // SAFETY: the graph is live; without room for edges, their number is given.
         unsafe { sys::cuGraphGetEdges_v2(self.graph, absent, absent, core::ptr::null_mut(), &raw mut count) }
             .result()?;
+        if count == 0 {
+            return Ok(Vec::new()); // The next call takes no room for none.
+        }
         let (mut from, mut to) = (vec![none; count], vec![none; count]);
         // SAFETY: plain numbers, for which zero is a value.
         let mut data: Vec<sys::CUgraphEdgeData> = (0..count).map(|_| unsafe { core::mem::zeroed() }).collect();

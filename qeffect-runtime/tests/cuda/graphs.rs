@@ -245,6 +245,26 @@ fn a_capture_that_fails_leaves_its_streams_usable() {
     pair.same("after a list that was refused", y);
 }
 
+/// The shape of the smallest graphs: nothing, one node without edges, and one node after another.
+#[test]
+fn a_graph_of_few_nodes_has_a_shape() {
+    let Some(_turn) = beside_others() else { return };
+    let context = module::context(0).unwrap();
+    let (lanes, events) = ([context.new_stream().unwrap()], [context.new_event(None).unwrap()]);
+    let buffer = Buffer::<f32>::poisoned(&context, 1024).unwrap();
+    let mut digests = BTreeSet::new();
+    for nodes in 0..3 {
+        let capture = Capture::begin(&lanes, &events).unwrap();
+        for value in 0..nodes {
+            memory::fill(&lanes[0], buffer.span(), value as f32).unwrap();
+        }
+        let shape = capture.end(&events).unwrap().shape().unwrap();
+        assert_eq!((shape.nodes, shape.edges), (nodes, nodes.saturating_sub(1)));
+        digests.insert(shape.digest);
+    }
+    assert_eq!(digests.len(), 3);
+}
+
 /// A product that nobody has asked for before is looked up, or searched for, before the capture of its list begins; its
 /// second list finds it in the table.
 // Case B23.
