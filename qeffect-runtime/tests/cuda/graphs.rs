@@ -253,7 +253,7 @@ fn a_graph_of_few_nodes_has_a_shape() {
     let (lanes, events) = ([context.new_stream().unwrap()], [context.new_event(None).unwrap()]);
     let buffer = Buffer::<f32>::poisoned(&context, 1024).unwrap();
     let mut digests = BTreeSet::new();
-    for nodes in 0..3 {
+    for nodes in 0..3_usize {
         let capture = Capture::begin(&lanes, &events).unwrap();
         for value in 0..nodes {
             memory::fill(&lanes[0], buffer.span(), value as f32).unwrap();
