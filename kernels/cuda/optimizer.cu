@@ -177,6 +177,7 @@ struct Adam {
     double weight_decay;
     float factor;        // what gradients are multiplied by before clipping
     float share1, beta2, share2, epsilon;
+    u32 zero;
 };
 
 // One step in PyTorch's order of operations: the decoupled decay, the moments, the update with epsilon after correction.

@@ -200,6 +200,11 @@ pub(crate) unsafe trait Argument {
 macro_rules! plain_arguments {
     ($($type:ty),*) => {
         $(
+            // Padding would put bytes that nobody wrote into a graph's parameters.
+            const _: fn() = || {
+                fn without_padding<T: bytemuck::NoUninit>() {}
+                without_padding::<$type>();
+            };
             // SAFETY: the type has one representation in Rust and in CUDA.
             unsafe impl Argument for $type {
                 fn size(&self) -> usize {

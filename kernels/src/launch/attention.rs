@@ -2,6 +2,7 @@
 
 use core::ffi::c_void;
 
+use bytemuck::NoUninit;
 use cudarc::driver::CudaStream;
 use half::bf16;
 
@@ -35,7 +36,7 @@ pub struct AttentionShape {
 
 /// As the kernels take it.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct Shape {
     length: i32,
     heads: i32,

@@ -2,6 +2,7 @@
 
 use core::ffi::c_void;
 
+use bytemuck::NoUninit;
 use cudarc::driver::CudaStream;
 use half::bf16;
 use qeffect_core::fp8::Fp8;
@@ -120,7 +121,7 @@ pub struct Outputs {
 
 /// As the kernels take it.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 pub(crate) struct Sink {
     values: u64,
     codes: u64,

@@ -2,6 +2,7 @@
 
 use core::ffi::c_void;
 
+use bytemuck::NoUninit;
 use cudarc::driver::CudaStream;
 use half::bf16;
 
@@ -14,13 +15,13 @@ const SLOTS: usize = 64;
 
 /// As the kernel takes them: addresses.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct Slots([u64; SLOTS]);
 plain_arguments!(Slots);
 
 /// A dropout mask: its name, beside the step, and which share it drops.
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, NoUninit)]
 pub struct Mask {
     /// Of the run.
     pub seed: u64,

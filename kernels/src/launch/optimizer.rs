@@ -2,6 +2,7 @@
 
 use core::ffi::c_void;
 
+use bytemuck::NoUninit;
 use cudarc::driver::CudaStream;
 use half::bf16;
 
@@ -41,7 +42,7 @@ pub struct AdamW {
 
 /// As the kernels take it.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct Adam {
     table: u64,
     counter: u64,
@@ -54,6 +55,8 @@ struct Adam {
     beta2: f32,
     share2: f32,
     epsilon: f32,
+    /// What would be padding, whose bytes would differ from launch to launch.
+    zero: u32,
 }
 plain_arguments!(Adam);
 
@@ -76,6 +79,7 @@ impl AdamW {
             beta2: self.beta2 as f32,
             share2: (1.0 - self.beta2) as f32,
             epsilon: self.epsilon as f32,
+            zero: 0,
         })
     }
 }

@@ -3,6 +3,7 @@
 use core::ffi::c_void;
 use core::ops::Range;
 
+use bytemuck::NoUninit;
 use cudarc::driver::CudaStream;
 use qeffect_core::recipe::AmaxAlgo;
 use qeffect_core::scaling::ScaleRule;
@@ -30,7 +31,7 @@ pub struct Spread<'a> {
 
 /// As the kernel takes it.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct SpreadArguments {
     factors: [u64; MEMBERS],
     table: u64,
