@@ -1,30 +1,22 @@
 // Causal multi-head attention on packed rows [q | k | v], where heads may share keys and values in equal groups, on tensor
 // cores (bf16 products, fp32 sums).
 //
-// A block has 64 rows of one sequence and head, a warp 16 of them; it goes through the other side in tiles, ascending. Where
-// there is shared memory enough, two groups of four warps take every other tile each, and the second's sums are added to the
-// first's in the end. So every sum has one order. Forward: online softmax; probabilities are rounded to bf16 for the second
-// product, their sum is not. Backward: δ first, Σ out · dout of a row where the output is at hand, else Σ P · dP. Then dQ, with
-// dS = P · (dP - δ) · scale, and beside it dK and dV, a block per 64 keys. Nothing is added by two blocks.
+// A block has a tile of 64 rows of one sequence and head and goes through the tiles of the other side, ascending, so that every
+// sum has one order; nothing is added by two blocks. Forward: online softmax; probabilities are rounded to bf16 for the second
+// product, their sum is not. Backward: δ first, Σ out · dout of a row where the output is at hand, else Σ P · dP. Then, with
+// dS = P · (dP - δ), dQ by blocks of queries and beside it dK and dV by blocks of keys.
 //
-// Tiles are fetched while the ones before are worked on. Exponentials are the hardware's powers of two, which are within two
-// units in the last place.
+// Exponentials are the hardware's powers of two, which are within two units in the last place.
 //
-// Head dimensions are padded with zeros to 32, 64 or 128 in shared memory. Rows beyond the sequence are zero and are not
-// stored. `lse` and `delta` are [sequences, heads, length].
+// Head dimensions are padded with zeros to 64 or 128 in shared memory. Rows beyond the sequence are zero there and are not
+// stored: as keys, no query sees them; as queries, they add nothing, for so are their gradients. `lse` and `delta` are
+// [sequences, heads, length].
 #include "tensor.cuh"
 
 struct Shape {
-    int length, heads, kv_heads, dim;
-    float scale; // 1 / √dim
+    int length, heads, kv_heads, users, dim; // users: heads that share keys and values
+    float scale;                             // 1 / √dim
 };
-
-// Rows of the other side that are worked on at once: as many as registers are there for.
-constexpr int FORWARD_TILE = 64;
-template <int D>
-constexpr int backward_tile() {
-    return D > 64 ? 32 : 64;
-}
 
 constexpr float LOG2_E = 1.44269504088896340736f;
 
@@ -36,108 +28,101 @@ __device__ __forceinline__ float power_of_two(float x) {
 
 // Where a sequence and head lie. Heads share keys and values in equal groups of neighbours.
 struct Place {
-    i64 stride;         // of a row of qkv
+    int stride, hidden;   // elements of a row of qkv, and of the output
     const u16 *q, *k, *v; // row 0 of this sequence and head
-    int hidden;         // elements of a row of the output
-    i64 rows;           // first row of the sequence
-    int head;
-    i64 statistics; // first entry of lse and delta
+    i64 corner;           // row 0 of this sequence and head in a matrix like the output
+    i64 statistics;       // first entry of lse and delta
 
-    __device__ __forceinline__ Place(const u16* qkv, const Shape& shape, int sequence, int head) : head(head) {
+    __device__ __forceinline__ Place(const u16* qkv, const Shape& shape, int sequence, int head, int kv_head) {
         hidden = shape.heads * shape.dim;
-        stride = (shape.heads + 2 * shape.kv_heads) * (i64)shape.dim;
-        rows = (i64)sequence * shape.length;
-        const u16* row = qkv + rows * stride;
-        q = row + head * shape.dim;
-        k = row + hidden + head / (shape.heads / shape.kv_heads) * shape.dim;
+        stride = hidden + 2 * shape.kv_heads * shape.dim;
+        const i64 row = (i64)sequence * shape.length;
+        q = qkv + row * stride + head * shape.dim;
+        k = qkv + row * stride + hidden + kv_head * shape.dim;
         v = k + shape.kv_heads * shape.dim;
+        corner = row * hidden + head * shape.dim;
         statistics = (i64)(sequence * shape.heads + head) * shape.length;
+    }
+
+    // Of the n-th sequence and head.
+    static __device__ __forceinline__ Place of_head(const u16* qkv, const Shape& shape, u32 n) {
+        const u32 head = n % (u32)shape.heads;
+        return Place(qkv, shape, n / (u32)shape.heads, head, head / (u32)shape.users);
+    }
+
+    // Of the n-th sequence and head of keys, and the first head that uses it.
+    static __device__ __forceinline__ Place of_keys(const u16* qkv, const Shape& shape, u32 n) {
+        const u32 head = n % (u32)shape.kv_heads;
+        return Place(qkv, shape, n / (u32)shape.kv_heads, head * shape.users, head);
     }
 };
 
-// A block of 64 queries of one head: what it holds in shared memory, and how it goes through the keys up to its last query,
-// N for each group at a time. With UPPER, the gradients of the output lie beside the queries.
-template <int D, int N, bool UPPER>
+// A thread's lane, and the first row of its warp in a tile.
+struct Warp {
+    int lane, mine;
+
+    __device__ __forceinline__ Warp() : lane(threadIdx.x & 31), mine(threadIdx.x / 32 * 16) {}
+};
+
+// Scores of keys that come after their query, in the tile on the diagonal, become -∞.
+__device__ __forceinline__ void mask(float (&scores)[8][4], const Warp& warp, bool rows_are_keys) {
+    const int sign = rows_are_keys ? -1 : 1, behind = sign * ((warp.lane & 3) * 2 - warp.mine - (warp.lane >> 2));
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (behind + sign * (n * 8 + (i & 1) - 8 * (i >> 1)) > 0) scores[n][i] = -__uint_as_float(INFINITY_BITS);
+}
+
+// A block of 64 queries of one head, and how it goes through the keys up to its last query. With UPPER, the gradients of the
+// output lie beside the queries.
+template <int D, bool UPPER>
 struct Queries {
-    static constexpr int STEP = GROUPS * N;
-    u16* memory;
-    Lines<D> queries, upper;
-    Pair<D, STEP> keys, values;
     Place place;
     Warp warp;
-    int first, row, end; // of the block, of this thread, behind the last query
+    int first, row; // of the block, of this thread
     const Shape& shape;
 
     __device__ __forceinline__ Queries(const u16* qkv, const Shape& shape)
-        : memory(reinterpret_cast<u16*>(shared_memory)), queries(take<D, ROWS>(memory)),
-          upper(take<D, UPPER ? ROWS : 0>(memory)), keys{take<D, 2 * STEP>(memory)}, values{take<D, 2 * STEP>(memory)},
-          place(qkv, shape, blockIdx.y / shape.heads, blockIdx.y % shape.heads), shape(shape) {
+        : place(Place::of_head(qkv, shape, blockIdx.y)), shape(shape) {
         // Blocks with many keys start first.
         first = ((int)gridDim.x - 1 - (int)blockIdx.x) * ROWS;
         row = first + warp.mine + (warp.lane >> 2);
-        end = min(first + ROWS, shape.length);
     }
 
-    // Row 0 of this sequence and head in a matrix like the output.
-    __device__ __forceinline__ i64 corner() const { return place.rows * place.hidden + place.head * shape.dim; }
-
-    __device__ __forceinline__ void fetch(int tile, int side) const {
-        if (tile < end) {
-            fill<D, STEP>(keys[side], place.k, place.stride, tile, end, shape.dim);
-            fill<D, STEP>(values[side], place.v, place.stride, tile, end, shape.dim);
-        }
-        commit();
-    }
-
-    // Calls f(first key, keys, values) of this group's tiles, ascending, but for those of which every key comes after every
-    // query of the warp; the next tiles are on their way meanwhile.
+    // Calls f(whether they are the last, keys, values) of the tiles.
     template <class F>
     __device__ __forceinline__ void for_tiles(const u16* dout, const F& f) const {
-        fill<D, ROWS>(queries, place.q, place.stride, first, shape.length, shape.dim);
-        if (UPPER) fill<D, ROWS>(upper, dout + corner(), place.hidden, first, shape.length, shape.dim);
-        fetch(0, 0);
-        for (int step = 0, side = 0; step < end; step += STEP, side ^= 1) {
-            fetch(step + STEP, side ^ 1);
-            wait<1>();
-            __syncthreads();
-            const int tile = step + warp.group * N;
-            if (tile < first + warp.mine + 16) f(tile, keys[side].from(warp.group * N), values[side].from(warp.group * N));
-            __syncthreads();
-        }
-    }
-
-    // One number for each of the two rows of this thread; zero beyond the sequence.
-    __device__ __forceinline__ void statistic(const float* from, float factor, float (&to)[2]) const {
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            to[half] = row + 8 * half < shape.length ? from[place.statistics + row + 8 * half] * factor : 0.0f;
+        fill(tile<D>(0), place.q, place.stride, first, shape.length, shape.dim);
+        if (UPPER) fill(tile<D>(1), dout + place.corner, place.hidden, first, shape.length, shape.dim);
+        auto keys = [](int side) { return tile<D>((UPPER ? 2 : 1) + side * 2); };
+        for_steps(
+            first / ROWS + 1,
+            [&](int step, int side) {
+                fill(keys(side), place.k, place.stride, step * ROWS, shape.length, shape.dim);
+                fill(keys(side).next(), place.v, place.stride, step * ROWS, shape.length, shape.dim);
+            },
+            [&](int step, int side) { f(step * ROWS == first, keys(side), keys(side).next()); });
     }
 };
 
 template <int D>
 __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, float* lse, const Shape& shape) {
-    constexpr int N = FORWARD_TILE;
-    const Queries<D, N, false> block(qkv, shape);
+    const Queries<D, false> block(qkv, shape);
     const Place& place = block.place;
     const Warp& warp = block.warp;
-    const int lane = warp.lane, first = block.first, row = block.row;
+    const int row = block.row;
     const float minus_infinity = -__uint_as_float(INFINITY_BITS), scale = shape.scale * LOG2_E;
     float sums[D / 8][4], largest[2] = {minus_infinity, minus_infinity}, mass[2] = {0.0f, 0.0f};
     clear(sums);
-    block.for_tiles(nullptr, [&](int tile, Lines<D> keys, Lines<D> values) {
-        float scores[N / 8][4];
-        clear(scores);
-        over_columns<D, N>(scores, block.queries, warp.mine, keys);
-        if (tile + N > first + warp.mine) { // some keys come after some queries
-#pragma unroll
-            for (int n = 0; n < N / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (tile + n * 8 + (lane & 3) * 2 + (i & 1) > row + 8 * (i >> 1)) scores[n][i] = minus_infinity;
-        }
+    block.for_tiles(nullptr, [&](bool diagonal, Tile<D> keys, Tile<D> values) {
+        float scores[8][4];
+        over_columns(scores, tile<D>(0), warp.mine, keys);
+        finish<0>(scores);
+        if (diagonal) mask(scores, warp, false);
         float top[2] = {largest[0], largest[1]};
 #pragma unroll
-        for (int n = 0; n < N / 8; n++)
+        for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) top[i >> 1] = fmaxf(top[i >> 1], scores[n][i]);
         float shrink[2], shift[2];
@@ -150,7 +135,7 @@ __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, floa
             mass[half] *= shrink[half];
         }
 #pragma unroll
-        for (int n = 0; n < N / 8; n++)
+        for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 scores[n][i] = power_of_two(fmaf(scores[n][i], scale, -shift[i >> 1]));
@@ -160,252 +145,176 @@ __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, floa
         for (int n = 0; n < D / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) sums[n][i] *= shrink[i >> 1];
-        over_rows<D, N>(sums, scores, values);
+        const Rounded p(scores);
+        over_rows<D>(sums, p, values);
+        finish<0>(sums);
     });
-    if (GROUPS == 2) {
-        // Both groups take the larger maximum; a group without keys has -∞ and no mass.
-        float* tops = reinterpret_cast<float*>(shared_memory);
-        if ((lane & 3) == 0) {
-            tops[warp.group * ROWS + warp.mine + (lane >> 2)] = largest[0];
-            tops[warp.group * ROWS + warp.mine + (lane >> 2) + 8] = largest[1];
-        }
-        __syncthreads();
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float other = tops[(1 - warp.group) * ROWS + warp.mine + (lane >> 2) + 8 * half];
-            const float top = fmaxf(largest[half], other), shrink = power_of_two((largest[half] - top) * scale);
-            largest[half] = top;
-            mass[half] *= shrink;
-#pragma unroll
-            for (int n = 0; n < D / 8; n++) {
-                sums[n][2 * half] *= shrink;
-                sums[n][2 * half + 1] *= shrink;
-            }
-        }
-        float masses[1][4] = {{mass[0], mass[1], 0.0f, 0.0f}};
-        join(masses, warp);
-        mass[0] = masses[0][0];
-        mass[1] = masses[0][1];
-        join(sums, warp);
-        if (warp.group == 1) return;
-    }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         mass[half] = quad_sum(mass[half]);
-        if ((lane & 3) == 0 && row + 8 * half < shape.length)
-            lse[place.statistics + row + 8 * half] = largest[half] * shape.scale + (float)log((double)mass[half]);
+        if ((warp.lane & 3) == 0 && row + 8 * half < shape.length)
+            lse[place.statistics + row + 8 * half] = largest[half] * shape.scale + logf(mass[half]);
     }
-    store_rows<D>(out + block.corner(), place.hidden, first + warp.mine, shape.length, shape.dim, sums, 1.0f / mass[0],
-                  1.0f / mass[1]);
-}
-
-// A row's scores against a tile, scaled, less its log-sum-exp, as probabilities; and the slopes dP. Keys that come after their
-// query, and rows beyond the sequence, have none.
-template <int D, int N, class F>
-__device__ __forceinline__ void for_pairs(const Lines<D>& queries, const Lines<D>& upper, const Lines<D>& keys,
-                                          const Lines<D>& values, int mine, int tile, int row, int length, float scale,
-                                          const float (&shift)[2], float (&scores)[N / 8][4], const F& f) {
-    float slopes[N / 8][4];
-    clear(scores);
-    clear(slopes);
-    over_columns<D, N>(scores, queries, mine, keys);
-    over_columns<D, N>(slopes, upper, mine, values);
-#pragma unroll
-    for (int n = 0; n < N / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int key = tile + n * 8 + (threadIdx.x & 3) * 2 + (i & 1), half = i >> 1;
-            const bool seen = key <= row + 8 * half && row + 8 * half < length;
-            const float p = seen ? power_of_two(fmaf(scores[n][i], scale, -shift[half])) : 0.0f;
-            f(seen, p, slopes[n][i], half, scores[n][i]);
-        }
+    store_rows(tile<D>(1), warp.mine, out + place.corner, place.hidden, block.first, shape.length, shape.dim, sums,
+               1.0f / mass[0], 1.0f / mass[1]);
 }
 
 // δ.
 template <int D>
 __device__ __forceinline__ void attention_delta(
     const u16* qkv, const u16* out, const u16* dout, const float* lse, float* delta, const Shape& shape) {
-    constexpr int N = backward_tile<D>();
-    __shared__ float means[ROWS];
-    const Queries<D, N, true> block(qkv, shape);
+    const Queries<D, true> block(qkv, shape);
     const Place& place = block.place;
     const Warp& warp = block.warp;
-    const int lane = warp.lane, row = block.row;
-    const i64 corner = block.corner();
+    const int row = block.row;
     float mean[2] = {0.0f, 0.0f};
     if (out) {
         // Four threads of a row take every fourth group of eight columns each.
         const bool wide = (shape.dim & 7) == 0;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            if (row + 8 * half < shape.length) {
-                const i64 at = corner + (row + 8 * half) * (i64)place.hidden;
-                for (int column = (lane & 3) * 8; column < shape.dim; column += 32) {
-                    const int count = min(shape.dim - column, 8);
-                    float a[8], b[8];
-                    load8(out + at + column, count, wide, a);
-                    load8(dout + at + column, count, wide, b);
+            if (row + 8 * half >= shape.length) continue;
+            const i64 at = place.corner + (row + 8 * half) * (i64)place.hidden;
+            for (int column = (warp.lane & 3) * 8; column < shape.dim; column += 32) {
+                const int count = min(shape.dim - column, 8);
+                float a[8], b[8];
+                load8(out + at + column, count, wide, a);
+                load8(dout + at + column, count, wide, b);
 #pragma unroll
-                    for (int i = 0; i < 8; i++) mean[half] += a[i] * b[i];
-                }
+                for (int i = 0; i < 8; i++) mean[half] += a[i] * b[i];
             }
-            mean[half] = quad_sum(mean[half]);
         }
     } else {
         const float scale = shape.scale * LOG2_E;
         float shift[2];
-        block.statistic(lse, LOG2_E, shift);
-        block.for_tiles(dout, [&](int tile, Lines<D> keys, Lines<D> values) {
-            float scores[N / 8][4];
-            for_pairs<D, N>(block.queries, block.upper, keys, values, warp.mine, tile, row, shape.length, scale, shift, scores,
-                            [&](bool seen, float p, float slope, int half, float&) {
-                                mean[half] += seen ? p * slope : 0.0f;
-                            });
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            shift[half] = row + 8 * half < shape.length ? lse[place.statistics + row + 8 * half] * LOG2_E : 0.0f;
+        block.for_tiles(dout, [&](bool diagonal, Tile<D> keys, Tile<D> values) {
+            float p[8][4], slopes[8][4];
+            over_columns(p, tile<D>(0), warp.mine, keys);
+            over_columns(slopes, tile<D>(1), warp.mine, values);
+            finish<1>(p);
+            if (diagonal) mask(p, warp, false);
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) p[n][i] = power_of_two(fmaf(p[n][i], scale, -shift[i >> 1]));
+            finish<0>(slopes);
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) mean[i >> 1] = fmaf(p[n][i], slopes[n][i], mean[i >> 1]);
         });
-#pragma unroll
-        for (int half = 0; half < 2; half++) mean[half] = quad_sum(mean[half]);
-        if (GROUPS == 2) {
-            const int at = warp.mine + (lane >> 2);
-            if (warp.group == 1 && (lane & 3) == 0) means[at] = mean[0], means[at + 8] = mean[1];
-            __syncthreads();
-            if (warp.group == 0) mean[0] += means[at], mean[1] += means[at + 8];
-        }
     }
 #pragma unroll
-    for (int half = 0; half < 2; half++)
-        if (warp.group == 0 && (lane & 3) == 0 && row + 8 * half < shape.length)
-            delta[place.statistics + row + 8 * half] = mean[half];
-}
-
-// dQ.
-template <int D>
-__device__ __forceinline__ void attention_queries(
-    const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, const Shape& shape) {
-    constexpr int N = backward_tile<D>();
-    const Queries<D, N, true> block(qkv, shape);
-    const Place& place = block.place;
-    const Warp& warp = block.warp;
-    const int first = block.first;
-    const float scale = shape.scale * LOG2_E;
-    float shift[2], mean[2];
-    block.statistic(lse, LOG2_E, shift);
-    block.statistic(delta, 1.0f, mean);
-    float sums[D / 8][4];
-    clear(sums);
-    block.for_tiles(dout, [&](int tile, Lines<D> keys, Lines<D> values) {
-        float scores[N / 8][4];
-        for_pairs<D, N>(block.queries, block.upper, keys, values, warp.mine, tile, block.row, shape.length, scale, shift,
-                        scores, [&](bool seen, float p, float slope, int half, float& score) {
-                            score = seen ? p * (slope - mean[half]) * shape.scale : 0.0f;
-                        });
-        over_rows<D, N>(sums, scores, keys);
-    });
-    join(sums, warp);
-    if (warp.group == 0)
-        store_rows<D>(
-            dqkv + (place.q - qkv), place.stride, first + warp.mine, shape.length, shape.dim, sums, 1.0f, 1.0f);
-}
-
-// dK and dV: rows of the block are keys, tiles are queries, of one head that shares the keys after the other.
-template <int D>
-__device__ __forceinline__ void attention_keys(
-    const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, const Shape& shape, int block) {
-    constexpr int N = backward_tile<D>(), STEP = GROUPS * N;
-    __shared__ float shifts[2][STEP], means[2][STEP];
-    u16* memory = reinterpret_cast<u16*>(shared_memory);
-    const Lines<D> keys = take<D, ROWS>(memory), values = take<D, ROWS>(memory);
-    const Pair<D, STEP> queries{take<D, 2 * STEP>(memory)}, upper{take<D, 2 * STEP>(memory)};
-    const int sequence = block / shape.kv_heads, users = shape.heads / shape.kv_heads;
-    const int first_head = block % shape.kv_heads * users;
-    Place place(qkv, shape, sequence, first_head);
-    const Warp warp;
-    const int lane = warp.lane;
-    const int first = (int)blockIdx.x * ROWS, row = first + warp.mine + (lane >> 2);
-    auto fetch = [&](int tile, int side) {
-        if (tile < shape.length) {
-            fill<D, STEP>(queries[side], place.q, place.stride, tile, shape.length, shape.dim);
-            fill<D, STEP>(upper[side], dout + place.rows * place.hidden + place.head * shape.dim, place.hidden, tile,
-                          shape.length, shape.dim);
-            if (threadIdx.x < STEP) {
-                const bool there = tile + threadIdx.x < shape.length;
-                const i64 at = there ? place.statistics + tile + threadIdx.x : 0;
-                copy_async(&shifts[side][threadIdx.x], lse + at, there);
-                copy_async(&means[side][threadIdx.x], delta + at, there);
-            }
-        }
-        commit();
-    };
-    fill<D, ROWS>(keys, place.k, place.stride, first, shape.length, shape.dim);
-    fill<D, ROWS>(values, place.v, place.stride, first, shape.length, shape.dim);
-
-    const float scale = shape.scale * LOG2_E;
-    float key_sums[D / 8][4], value_sums[D / 8][4];
-    clear(key_sums);
-    clear(value_sums);
-    for (int head = first_head; head < first_head + users; head++) {
-        place = Place(qkv, shape, sequence, head);
-        fetch(first, 0);
-        for (int step = first, side = 0; step < shape.length; step += STEP, side ^= 1) {
-            fetch(step + STEP, side ^ 1);
-            wait<1>();
-            __syncthreads();
-            const int mine = warp.group * N, tile = step + mine;
-            if (tile < shape.length && tile + N > first + warp.mine) { // else no query sees a key
-                const Lines<D> my_queries = queries[side].from(mine), my_upper = upper[side].from(mine);
-                float scores[N / 8][4], slopes[N / 8][4];
-                clear(scores);
-                clear(slopes);
-                over_columns<D, N>(scores, keys, warp.mine, my_queries);
-                over_columns<D, N>(slopes, values, warp.mine, my_upper);
-#pragma unroll
-                for (int n = 0; n < N / 8; n++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        const int at = n * 8 + (lane & 3) * 2 + (i & 1), query = tile + at;
-                        const bool seen = row + 8 * (i >> 1) <= query && query < shape.length;
-                        const float shift = shifts[side][mine + at] * LOG2_E;
-                        const float p = seen ? power_of_two(fmaf(scores[n][i], scale, -shift)) : 0.0f;
-                        scores[n][i] = p;
-                        slopes[n][i] = seen ? p * (slopes[n][i] - means[side][mine + at]) * shape.scale : 0.0f;
-                    }
-                over_rows<D, N>(value_sums, scores, my_upper);
-                over_rows<D, N>(key_sums, slopes, my_queries);
-            }
-            __syncthreads();
-        }
+    for (int half = 0; half < 2; half++) {
+        mean[half] = quad_sum(mean[half]);
+        if ((warp.lane & 3) == 0 && row + 8 * half < shape.length) delta[place.statistics + row + 8 * half] = mean[half];
     }
-    join(key_sums, warp);
-    join(value_sums, warp);
-    if (warp.group == 1) return;
-    store_rows<D>(
-        dqkv + (place.k - qkv), place.stride, first + warp.mine, shape.length, shape.dim, key_sums, 1.0f, 1.0f);
-    store_rows<D>(
-        dqkv + (place.v - qkv), place.stride, first + warp.mine, shape.length, shape.dim, value_sums, 1.0f, 1.0f);
 }
 
-// Blocks of queries, then, beyond `queries` lines of the grid, those of keys: neither waits for the other.
+// dQ of 64 queries or, beyond `queries` lines of the grid, dK and dV of 64 keys; neither waits for the other, and both are the
+// same work. The block has a tile of each of its own side's matrices A and a, [q, dout] or [k, v], and goes through those of the
+// other side, B and b: S = A · Bᵀ, dP = a · bᵀ, and the gradient of A is the sum of dS · B. That of v is the sum of P · b.
 template <int D>
 __device__ __forceinline__ void attention_gradients(
     const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, const Shape& shape, int queries) {
-    if ((int)blockIdx.y < queries) {
-        attention_queries<D>(qkv, dout, lse, dqkv, delta, shape);
-    } else {
-        attention_keys<D>(qkv, dout, lse, dqkv, delta, shape, (int)blockIdx.y - queries);
-    }
+    const bool of_keys = (int)blockIdx.y >= queries;
+    const Place place = of_keys ? Place::of_keys(qkv, shape, blockIdx.y - queries) : Place::of_head(qkv, shape, blockIdx.y);
+    const Warp warp;
+    // Blocks with much to do start first.
+    const int first = (of_keys ? (int)blockIdx.x : (int)gridDim.x - 1 - (int)blockIdx.x) * ROWS;
+    // The other side: queries from the first key on, of every head that uses it; keys up to the last query.
+    const int from = of_keys ? first : 0, to = of_keys ? shape.length : first + 1;
+    const int steps = (to - from + ROWS - 1) / ROWS * (of_keys ? shape.users : 1);
+
+    struct Side {
+        const u16 *a, *b;
+        int stride_a, stride_b;
+    };
+    const Side upper{place.q, dout + place.corner, place.stride, place.hidden};
+    const Side lower{place.k, place.v, place.stride, place.stride};
+    const Side own = of_keys ? lower : upper;
+    Side other = of_keys ? upper : lower;
+    fill(tile<D>(0), own.a, own.stride_a, first, shape.length, shape.dim);
+    fill(tile<D>(1), own.b, own.stride_b, first, shape.length, shape.dim);
+
+    // lse and δ of the queries, for each side of memory, as a thread needs them for its four elements of eight columns: of two
+    // columns, which depend on the lane, or of two rows, which depend on the warp too.
+    float4* statistics = reinterpret_cast<float4*>(shared_memory + 6 * Tile<D>::SIZE);
+    const int thread = threadIdx.x;
+    const int query = of_keys ? (thread >> 2) * 2 + (thread & 1)
+                              : first + (thread >> 5) * 16 + (thread >> 2 & 7) + (thread & 2) * 4;
+    const int mine = of_keys ? thread & 3 : thread >> 2, between = of_keys ? 4 : 0;
+    lse += place.statistics;
+    delta += place.statistics;
+
+    const float scale = shape.scale * LOG2_E;
+    float sums[D / 8][4], value_sums[D / 8][4];
+    clear(sums);
+    clear(value_sums);
+    int fetched = from, worked = from; // rows of the other side
+    for_steps(
+        steps,
+        [&](int step, int side) {
+            const Tile<D> tiles = tile<D>(2 + side * 2);
+            fill(tiles, other.a, other.stride_a, fetched, shape.length, shape.dim);
+            fill(tiles.next(), other.b, other.stride_b, fetched, shape.length, shape.dim);
+            const int row = query + (of_keys ? fetched : 0);
+            float* target = reinterpret_cast<float*>(statistics + side * 64) + thread;
+            copy_async(target, lse + row, row < shape.length);
+            copy_async(target + THREADS, delta + row, row < shape.length);
+            fetched += ROWS;
+            if (fetched >= to) { // on to the next head that shares the keys
+                fetched = from;
+                other.a += shape.dim;
+                other.b += shape.dim;
+                lse += shape.length;
+                delta += shape.length;
+            }
+        },
+        [&](int step, int side) {
+            const Tile<D> a = tile<D>(2 + side * 2), b = a.next();
+            const float4 *shifts = statistics + side * 64 + mine, *means = shifts + THREADS / 4;
+            float p[8][4], slopes[8][4];
+            over_columns(p, tile<D>(0), warp.mine, a);
+            over_columns(slopes, tile<D>(1), warp.mine, b);
+            finish<1>(p);
+            if (worked == first) mask(p, warp, of_keys);
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                const float4 four = shifts[n * between];
+                const float shift[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+                for (int i = 0; i < 4; i++) p[n][i] = power_of_two(fmaf(p[n][i], scale, -shift[i] * LOG2_E));
+            }
+            finish<0>(slopes);
+            if (of_keys) over_rows<D>(value_sums, Rounded(p), b);
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                const float4 four = means[n * between];
+                const float mean[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+                for (int i = 0; i < 4; i++) slopes[n][i] = p[n][i] * (slopes[n][i] - mean[i]);
+            }
+            over_rows<D>(sums, Rounded(slopes), a);
+            finish<0>(sums);
+            finish<0>(value_sums);
+            worked = worked + ROWS < to ? worked + ROWS : from;
+        });
+    store_rows(tile<D>(2), warp.mine, dqkv + (own.a - qkv), place.stride, first, shape.length, shape.dim, sums, shape.scale,
+               shape.scale);
+    if (of_keys)
+        store_rows(tile<D>(3), warp.mine, dqkv + (own.b - qkv), place.stride, first, shape.length, shape.dim, value_sums,
+                   1.0f, 1.0f);
 }
 
-KERNEL(attention_forward_32, THREADS)(const u16* qkv, u16* out, float* lse, Shape shape) {
-    attention_forward<32>(qkv, out, lse, shape);
-}
 KERNEL(attention_forward_64, THREADS)(const u16* qkv, u16* out, float* lse, Shape shape) {
     attention_forward<64>(qkv, out, lse, shape);
 }
 KERNEL(attention_forward_128, THREADS)(const u16* qkv, u16* out, float* lse, Shape shape) {
     attention_forward<128>(qkv, out, lse, shape);
-}
-KERNEL(attention_delta_32, THREADS)
-(const u16* qkv, const u16* out, const u16* dout, const float* lse, float* delta, Shape shape) {
-    attention_delta<32>(qkv, out, dout, lse, delta, shape);
 }
 KERNEL(attention_delta_64, THREADS)
 (const u16* qkv, const u16* out, const u16* dout, const float* lse, float* delta, Shape shape) {
@@ -414,10 +323,6 @@ KERNEL(attention_delta_64, THREADS)
 KERNEL(attention_delta_128, THREADS)
 (const u16* qkv, const u16* out, const u16* dout, const float* lse, float* delta, Shape shape) {
     attention_delta<128>(qkv, out, dout, lse, delta, shape);
-}
-KERNEL(attention_gradients_32, THREADS)
-(const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, Shape shape, int queries) {
-    attention_gradients<32>(qkv, dout, lse, dqkv, delta, shape, queries);
 }
 KERNEL(attention_gradients_64, THREADS)
 (const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, Shape shape, int queries) {

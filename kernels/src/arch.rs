@@ -32,11 +32,6 @@ impl Arch {
         (self.major, self.minor)
     }
 
-    /// Whether a block of threads can have 227 KiB of shared memory, and not 99.
-    pub const fn has_large_shared(self) -> bool {
-        self.major >= 9 && self.major < 12
-    }
-
     /// Whether block scales can be products' operands through cuBLASLt (Hopper only).
     pub const fn has_block_scaled_products(self) -> bool {
         self.major == 9

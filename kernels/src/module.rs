@@ -86,11 +86,10 @@ impl Kernels {
                 // SAFETY: the module was just loaded.
                 let handle = unsafe { result::module::get_function(module, name) }.map_err(missing)?;
                 let parameters = parameters(handle).map_err(missing)?;
-                let shared = source.shared[usize::from(arch.has_large_shared())];
-                if shared > 0 {
+                if source.shared > 0 {
                     let most = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                     // SAFETY: the function was just loaded.
-                    unsafe { result::function::set_function_attribute(handle, most, shared as i32) }
+                    unsafe { result::function::set_function_attribute(handle, most, source.shared as i32) }
                         .map_err(missing)?;
                 }
                 kernels.functions.insert(kernel, Function { handle, parameters });

@@ -9,9 +9,8 @@ pub struct Source {
     pub text: &'static str,
     /// The names of its kernels.
     pub kernels: &'static [&'static str],
-    /// The most bytes of dynamic shared memory that a launch of one asks for: where a block can have 99 KiB, and where it
-    /// can have 227 ([`Arch::has_large_shared`](crate::Arch::has_large_shared)).
-    pub shared: [usize; 2],
+    /// The most bytes of dynamic shared memory that a launch of one asks for; every architecture has 99 KiB for a block.
+    pub shared: usize,
 }
 
 /// What every source includes.
@@ -22,13 +21,13 @@ pub const HEADERS: &[(&str, &str)] = &[
 ];
 
 macro_rules! sources {
-    ($($(#[$doc:meta])* $constant:ident = $file:literal $(, shared $small:literal or $large:literal)? { $($kernel:ident),+ $(,)? })+) => {
+    ($($(#[$doc:meta])* $constant:ident = $file:literal $(, shared $shared:literal)? { $($kernel:ident),+ $(,)? })+) => {
         $($(#[$doc])*
         pub const $constant: Source = Source {
             name: $file,
             text: include_str!(concat!("../cuda/", $file)),
             kernels: &[$(stringify!($kernel)),+],
-            shared: [0 $(+ $small)?, 0 $(+ $large)?],
+            shared: 0 $(+ $shared)?,
         };)+
 
         /// Every source.
@@ -60,9 +59,9 @@ sources! {
         adamw_bf16,
     }
     /// Causal attention.
-    ATTENTION = "attention.cu", shared 90112 or 163840 {
-        attention_forward_32, attention_forward_64, attention_forward_128, attention_delta_32, attention_delta_64,
-        attention_delta_128, attention_gradients_32, attention_gradients_64, attention_gradients_128,
+    ATTENTION = "attention.cu", shared 100352 {
+        attention_forward_64, attention_forward_128, attention_delta_64, attention_delta_128, attention_gradients_64,
+        attention_gradients_128,
     }
     /// Counters, state after a bad step, tags, a delay.
     STEP = "step.cu" { copy_if, check_finite, advance, write_tag, check_tag, delay }

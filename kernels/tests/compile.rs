@@ -53,7 +53,7 @@ fn a_fault_in_a_source_is_shown_with_its_line() {
         name: "broken.cu",
         text: "#include \"common.cuh\"\nint f() { return x; }\n",
         kernels: &[],
-        shared: [0; 2],
+        shared: 0,
     };
     match compiler.cubin(&broken, Arch::SM_89) {
         Err(Error::Compile { source_name: "broken.cu", log, .. }) => assert!(log.contains("broken.cu(2)"), "{log}"),

@@ -10,12 +10,14 @@ use crate::error::{Error, Result};
 use crate::memory::Span;
 use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, plain_arguments};
 
-/// Threads of a group; two groups share the work where there is shared memory enough.
-const GROUP: usize = 128;
-/// Rows of a block.
+/// Threads of a block.
+const THREADS: usize = 128;
+/// Rows of a tile, and of a block.
 const ROWS: usize = 64;
+/// Bytes that hold log-sum-exp and δ of two tiles' queries, each twice.
+const STATISTICS: usize = 2 * 2 * 2 * ROWS * size_of::<f32>();
 /// The head dimensions that kernels exist for; others are padded up to one.
-const PADDED: [usize; 3] = [32, 64, 128];
+const PADDED: [usize; 2] = [64, 128];
 /// The largest head dimension.
 pub const LARGEST_HEAD: usize = 128;
 
@@ -41,6 +43,7 @@ struct Shape {
     length: i32,
     heads: i32,
     kv_heads: i32,
+    users: i32,
     dim: i32,
     scale: f32,
 }
@@ -80,6 +83,7 @@ impl AttentionShape {
             length: dimension(kernel, "length", self.length)?,
             heads: dimension(kernel, "heads", self.heads)?,
             kv_heads: dimension(kernel, "kv_heads", self.kv_heads)?,
+            users: dimension(kernel, "heads", self.heads / self.kv_heads)?,
             dim: dimension(kernel, "head_dim", self.head_dim)?,
             scale: 1.0 / (self.head_dim as f32).sqrt(),
         })
@@ -95,17 +99,13 @@ impl AttentionShape {
         [self.length.div_ceil(ROWS), self.sequences * heads]
     }
 
-    /// Bytes of shared memory for a number of blocks of 64 rows, and twice two tiles of the other side for each group.
-    fn shared(&self, blocks: usize, tile: usize, groups: usize) -> usize {
-        (blocks * ROWS + 4 * tile * groups) * (PADDED[self.padded()] + 8) * 2
+    /// Bytes of shared memory for a number of tiles that stay, and twice two tiles of the other side.
+    fn shared(&self, stay: usize) -> usize {
+        (stay + 4) * ROWS * PADDED[self.padded()] * 2
     }
 }
 
 impl Kernels {
-    fn groups(&self) -> usize {
-        1 + usize::from(self.arch().has_large_shared())
-    }
-
     /// `out = softmax(q kᵀ / √head_dim, causal) v`, and the log-sum-exp of each row of scores.
     pub fn attention_forward(
         &self,
@@ -115,18 +115,17 @@ impl Kernels {
         out: Span<bf16>,
         lse: Span<f32>,
     ) -> Result {
-        let kernel = ["attention_forward_32", "attention_forward_64", "attention_forward_128"][shape.padded()];
+        let kernel = ["attention_forward_64", "attention_forward_128"][shape.padded()];
         let argument = shape.argument(kernel)?;
         expect(kernel, "qkv", qkv, shape.tokens() * shape.width())?;
         expect(kernel, "out", out, shape.tokens() * shape.hidden())?;
         expect(kernel, "lse", lse, shape.statistics())?;
-        let groups = self.groups();
-        let shared = shape.shared(1, 64, groups);
-        self.launch(stream, kernel, shape.grid(shape.heads), groups * GROUP, shared, &[&qkv, &out, &lse, &argument])
+        let arguments: [&dyn Argument; 4] = [&qkv, &out, &lse, &argument];
+        self.launch(stream, kernel, shape.grid(shape.heads), THREADS, shape.shared(1), &arguments)
     }
 
-    /// Gradients of queries, keys and values; `delta` is scratch of the size of `lse`. With `out`, what the forward made, it is
-    /// faster; the bits are not those without.
+    /// Gradients of queries, keys and values; `delta` is scratch of the size of `lse`. With `out`, what the forward made, a row's
+    /// Σ P · dP is taken as Σ out · dout; the bits are not those without.
     pub fn attention_backward(
         &self,
         stream: &CudaStream,
@@ -138,7 +137,7 @@ impl Kernels {
         dqkv: Span<bf16>,
         delta: Span<f32>,
     ) -> Result {
-        let kernel = ["attention_delta_32", "attention_delta_64", "attention_delta_128"][shape.padded()];
+        let kernel = ["attention_delta_64", "attention_delta_128"][shape.padded()];
         let argument = shape.argument(kernel)?;
         expect(kernel, "qkv", qkv, shape.tokens() * shape.width())?;
         expect(kernel, "dout", dout, shape.tokens() * shape.hidden())?;
@@ -146,14 +145,13 @@ impl Kernels {
         expect(kernel, "dqkv", dqkv, qkv.len())?;
         expect(kernel, "delta", delta, shape.statistics())?;
         expect_if(kernel, "out", out, dout.len())?;
-        let groups = self.groups();
-        let shared = shape.shared(2, if shape.padded() == 2 { 32 } else { 64 }, groups);
         let out = optional(out);
         let arguments: [&dyn Argument; 6] = [&qkv, &out, &dout, &lse, &delta, &argument];
-        self.launch(stream, kernel, shape.grid(shape.heads), groups * GROUP, shared, &arguments)?;
-        let kernel = ["attention_gradients_32", "attention_gradients_64", "attention_gradients_128"][shape.padded()];
+        self.launch(stream, kernel, shape.grid(shape.heads), THREADS, shape.shared(2), &arguments)?;
+        let kernel = ["attention_gradients_64", "attention_gradients_128"][shape.padded()];
         let queries = dimension(kernel, "heads", shape.sequences * shape.heads)?;
         let arguments: [&dyn Argument; 7] = [&qkv, &dout, &lse, &dqkv, &delta, &argument, &queries];
-        self.launch(stream, kernel, shape.grid(shape.heads + shape.kv_heads), groups * GROUP, shared, &arguments)
+        let shared = shape.shared(2) + STATISTICS;
+        self.launch(stream, kernel, shape.grid(shape.heads + shape.kv_heads), THREADS, shared, &arguments)
     }
 }

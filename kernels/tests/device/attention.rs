@@ -21,9 +21,9 @@ const SHAPES: [[usize; 4]; 11] = [
 ];
 
 /// Heads that share keys and values.
-const SHARED: [[usize; 5]; 3] =
+const SHARED: [[usize; 5]; 4] =
     // sequences, length, heads, heads of keys, head_dim
-    [[2, 70, 4, 2, 32], [1, 130, 6, 2, 64], [2, 33, 3, 1, 80]];
+    [[2, 70, 4, 2, 32], [1, 130, 6, 2, 64], [2, 33, 3, 1, 80], [1, 200, 4, 2, 128]];
 
 struct Reference {
     out: Vec<f64>,
