@@ -9,7 +9,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-#define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+// A name, the threads of a block, and how many blocks a multiprocessor should have room for.
+#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name
 
 constexpr u32 INFINITY_BITS = 0x7F800000u;
 constexpr u32 EVERY_LANE = 0xFFFFFFFFu;
@@ -52,17 +53,21 @@ struct E5M2 {
 
 // ---- eight neighbours at once ----
 
+// Eight bf16 values.
+__device__ __forceinline__ void unpack8(const uint4& raw, float (&v)[8]) {
+    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = __uint_as_float(words[i] << 16);
+        v[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+    }
+}
+
 // `count` of eight values from `p` on, the others zero. `wide`: p is aligned to 16 bytes and all eight are there.
 // The memory must not be written while the kernel runs: such loads may overtake stores.
 __device__ __forceinline__ void load8(const u16* p, int count, bool wide, float (&v)[8]) {
     if (wide) {
-        const uint4 raw = __ldg(reinterpret_cast<const uint4*>(p));
-        const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[2 * i] = __uint_as_float(words[i] << 16);
-            v[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
-        }
+        unpack8(__ldg(reinterpret_cast<const uint4*>(p)), v);
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = i < count ? from_bf16(__ldg(p + i)) : 0.0f;
@@ -79,16 +84,32 @@ __device__ __forceinline__ void load8(const float* p, int count, bool wide, floa
     }
 }
 
+// As `load8`, as bits: of bf16, of codes.
+__device__ __forceinline__ uint4 load8_raw(const u16* p, int count, bool wide) {
+    if (wide) return __ldg(reinterpret_cast<const uint4*>(p));
+    u32 w[4] = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < count) w[i >> 1] |= (u32)__ldg(p + i) << (16 * (i & 1));
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+__device__ __forceinline__ void load8_raw(const u8* p, int count, bool wide, u32 (&w)[2]) {
+    if (wide) {
+        const uint2 raw = __ldg(reinterpret_cast<const uint2*>(p));
+        w[0] = raw.x, w[1] = raw.y;
+    } else {
+        w[0] = w[1] = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i < count) w[i >> 2] |= (u32)__ldg(p + i) << (8 * (i & 3));
+    }
+}
+
 // As `load8`, of memory that this thread also writes.
 __device__ __forceinline__ void load8_own(const u16* p, int count, bool wide, float (&v)[8]) {
     if (wide) {
-        const uint4 raw = *reinterpret_cast<const uint4*>(p);
-        const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[2 * i] = __uint_as_float(words[i] << 16);
-            v[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
-        }
+        unpack8(*reinterpret_cast<const uint4*>(p), v);
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = i < count ? from_bf16(p[i]) : 0.0f;

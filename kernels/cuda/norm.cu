@@ -2,7 +2,7 @@
 // is added to the variance.
 //
 // Sums over a row: each thread adds its elements ascending, a warp folds as a tree, warps ascending. Gradients of gain and
-// bias: in pieces of 64 rows, of which 32 threads of a column have two each and are folded as a tree; pieces ascending.
+// bias: as column sums (tile.cuh), four rows ascending, then the sixteen fours of a tile ascending, then tiles ascending.
 #include "tile.cuh"
 
 constexpr int ROW_THREADS = 256;
@@ -286,51 +286,245 @@ KERNEL(layer_norm_backward, ROW_THREADS)
     }
 }
 
-// Gradients of gain and bias: dgamma[j] = Σ dy[i, j] · normal[i, j], dbeta[j] = Σ dy[i, j]. A block has 64 columns and rows.
-// `partial` holds both, one after the other, for each piece; `finished` is zero before and after.
-KERNEL(layer_norm_gradients, 256)
-(const u16* x, const u16* dy, const float* mean, const float* rstd, float* dgamma, float* dbeta, float* partial,
- u32* finished, int rows, int columns) {
-    __shared__ float sums[2][32][64 + 1];
-    const int lane = threadIdx.x >> 3, column = blockIdx.x * 64 + (threadIdx.x & 7) * 8;
-    const int count = min(max(columns - column, 0), 8);
-    const bool wide = (columns & 7) == 0 && count == 8;
-    float gain[8] = {}, bias[8] = {};
-    if (count > 0) {
+// The same with four rows per block, and with the gradient's codes, row-major, unless `sink.codes` is null. Everything that
+// is read is on its way before the first use. Rows are a multiple of four, columns of eight. The bits are those of the
+// kernels that do it one after the other.
+template <int GROUPS>
+__device__ __forceinline__ void layer_norm_backward_cast(const u16* x, const u16* dy, const float* gamma, const float* mean,
+                                                         const float* rstd, const u16* residual, const Sink& sink,
+                                                         int columns) {
+    __shared__ float shared[2][4][8];
+    const int top = blockIdx.x * 4, groups = columns / 8, warp = threadIdx.x >> 5;
+    const i64 base = (i64)top * columns;
+    const float scale = sink.codes ? *sink.scale : 0.0f, per_row = 1.0f / (float)columns;
+    uint4 upper[4][GROUPS], input[4][GROUPS], other[4][GROUPS];
+    float center[4], factor[4], shift[4] = {}, slope[4] = {};
+    auto each = [&](const auto& f) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = blockIdx.y * 64 + half * 32 + lane;
-            if (row >= rows) continue;
+        for (int k = 0; k < GROUPS; k++) {
+            const int group = threadIdx.x + k * ROW_THREADS;
+            if (group < groups) f(k, group);
+        }
+    };
+    auto words = [&](const u16* p, int r, int group) {
+        return __ldg(reinterpret_cast<const uint4*>(p + base + (i64)r * columns + group * 8));
+    };
+    each([&](int k, int group) {
+#pragma unroll
+        for (int r = 0; r < 4; r++) upper[r][k] = words(dy, r, group);
+#pragma unroll
+        for (int r = 0; r < 4; r++) input[r][k] = words(x, r, group);
+    });
+    if (residual) {
+        each([&](int k, int group) {
+#pragma unroll
+            for (int r = 0; r < 4; r++) other[r][k] = words(residual, r, group);
+        });
+    }
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        center[r] = mean ? __ldg(mean + top + r) : 0.0f;
+        factor[r] = __ldg(rstd + top + r);
+    }
+    // g and normal of eight neighbours; made twice rather than kept.
+    auto terms = [&](int k, int r, const float(&gain)[8], float(&g)[8], float(&n)[8]) {
+        unpack8(upper[r][k], g);
+        unpack8(input[r][k], n);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            g[i] = g[i] * gain[i];
+            n[i] = (n[i] - center[r]) * factor[r];
+        }
+    };
+    each([&](int k, int group) {
+        float gain[8];
+        load8(gamma + group * 8, 8, true, gain);
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
             float g[8], n[8];
-            load8(dy + (i64)row * columns + column, count, wide, g);
-            load8(x + (i64)row * columns + column, count, wide, n);
-            const float center = mean ? __ldg(mean + row) : 0.0f, factor = __ldg(rstd + row);
+            terms(k, r, gain, g, n);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                gain[i] += g[i] * ((n[i] - center) * factor);
-                bias[i] += g[i];
+                shift[r] += g[i];
+                slope[r] += g[i] * n[i];
             }
         }
-    }
-    const int at = (threadIdx.x & 7) * 8;
+    });
+    // In the order of `block_sum`.
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        sums[0][lane][at + i] = gain[i];
-        sums[1][lane][at + i] = bias[i];
+    for (int r = 0; r < 4; r++) {
+        shift[r] = warp_sum(shift[r]);
+        slope[r] = warp_sum(slope[r]);
+        if ((threadIdx.x & 31) == 0) shared[0][r][warp] = shift[r], shared[1][r][warp] = slope[r];
     }
-    for (int width = 16; width > 0; width >>= 1) {
-        __syncthreads();
-        for (int i = threadIdx.x; i < 2 * 64 * width; i += 256) {
-            const int which = i / (64 * width), line = i / 64 % width, j = i % 64;
-            sums[which][line][j] += sums[which][line + width][j];
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        shift[r] = shared[0][r][0];
+        slope[r] = shared[1][r][0];
+#pragma unroll
+        for (int i = 1; i < ROW_THREADS / 32; i++) {
+            shift[r] += shared[0][r][i];
+            slope[r] += shared[1][r][i];
+        }
+        shift[r] = mean ? shift[r] * per_row : 0.0f;
+        slope[r] *= per_row;
+    }
+
+    Magnitudes seen;
+    each([&](int k, int group) {
+        float gain[8];
+        load8(gamma + group * 8, 8, true, gain);
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            float g[8], n[8], out[8];
+            terms(k, r, gain, g, n);
+#pragma unroll
+            for (int i = 0; i < 8; i++) out[i] = round_bf16(factor[r] * (g[i] - shift[r] - n[i] * slope[r]));
+            if (residual) {
+                float by[8];
+                unpack8(other[r][k], by);
+#pragma unroll
+                for (int i = 0; i < 8; i++) out[i] = round_bf16(out[i] + by[i]);
+            }
+            const i64 at = base + (i64)r * columns + group * 8;
+            store8(sink.values + at, 8, true, out);
+            if (!sink.codes) continue;
+#pragma unroll
+            for (int i = 0; i < 8; i++) seen.see(out[i]);
+            const u32 low = E5M2::encode4(out[0] * scale, out[1] * scale, out[2] * scale, out[3] * scale);
+            const u32 high = E5M2::encode4(out[4] * scale, out[5] * scale, out[6] * scale, out[7] * scale);
+            *reinterpret_cast<uint2*>(sink.codes + at) = make_uint2(low, high);
+        }
+    });
+    if (!sink.codes) return;
+    seen.publish(sink.amax, sink.flag);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *sink.scale_inv = 1.0f / scale;
+}
+
+KERNEL(layer_norm_backward_cast_2048, ROW_THREADS)
+(const u16* x, const u16* dy, const float* gamma, const float* mean, const float* rstd, const u16* residual, Sink sink,
+ int columns) {
+    layer_norm_backward_cast<1>(x, dy, gamma, mean, rstd, residual, sink, columns);
+}
+
+KERNEL(layer_norm_backward_cast_4096, ROW_THREADS, 2)
+(const u16* x, const u16* dy, const float* gamma, const float* mean, const float* rstd, const u16* residual, Sink sink,
+ int columns) {
+    layer_norm_backward_cast<2>(x, dy, gamma, mean, rstd, residual, sink, columns);
+}
+
+// All that goes down the columns: gradients of gain and bias, dgamma[j] = Σ dy[i, j] · normal[i, j] and dbeta[j] = Σ dy[i, j];
+// with `sums`, the column sums of dx; with `transposed`, the codes of dx as lines, from one to the next `line` bytes.
+//
+// A block has 256 rows × 32 columns, a thread 4 rows × 8 columns. Where there are more rows than one block has, `partial` holds
+// the sums of tiles, one kind after the other; `finished` is zero before and after.
+constexpr int WIDTH = 32;
+constexpr int QUADS = 64;
+constexpr int TILES = QUADS / 16;
+constexpr int DOWN_THREADS = QUADS * WIDTH / 8;
+
+KERNEL(layer_norm_gradients, DOWN_THREADS)
+(const u16* x, const u16* dy, const float* mean, const float* rstd, const u16* dx, const u8* codes, float* dgamma,
+ float* dbeta, float* sums, u8* transposed, i64 line, float* partial, u32* finished, int rows, int columns) {
+    __shared__ float quads[3][QUADS][WIDTH + 1];
+    __shared__ float tiles[3][TILES][WIDTH];
+    __shared__ uint4 turned[WIDTH * QUADS / 4];
+    const int group = threadIdx.x % (WIDTH / 8), quad = threadIdx.x / (WIDTH / 8);
+    const int first = blockIdx.x * WIDTH, column = first + group * 8, top = (blockIdx.y * QUADS + quad) * 4;
+    const int count = min(max(columns - column, 0), 8);
+    const bool wide = (columns & 7) == 0 && count == 8;
+    // A kind that nobody wants is null.
+    auto out = [&](int kind) { return kind == 0 ? dgamma : kind == 1 ? dbeta : sums; };
+    float sum[3][8] = {};
+    u32 bytes[4][2] = {};
+    auto load = [&](bool whole) {
+        uint4 g[4], n[4], d[4];
+        float center[4], factor[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const int there = whole || top + r < rows ? count : 0;
+            const i64 at = (i64)(top + r) * columns + column;
+            g[r] = load8_raw(dy + at, there, whole);
+            n[r] = load8_raw(x + at, there, whole);
+            if (sums) d[r] = load8_raw(dx + at, there, whole);
+            if (transposed) load8_raw(codes + at, there, whole, bytes[r]);
+            center[r] = mean && there ? __ldg(mean + top + r) : 0.0f;
+            factor[r] = there ? __ldg(rstd + top + r) : 0.0f;
+        }
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            float upper[8], input[8];
+            unpack8(g[r], upper);
+            unpack8(n[r], input);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float gain = upper[i] * ((input[i] - center[r]) * factor[r]);
+                sum[0][i] = r == 0 ? gain : sum[0][i] + gain;
+                sum[1][i] = r == 0 ? upper[i] : sum[1][i] + upper[i];
+            }
+            if (!sums) continue;
+            unpack8(d[r], input);
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum[2][i] = r == 0 ? input[i] : sum[2][i] + input[i];
+        }
+    };
+    if (wide && top + 4 <= rows) {
+        load(true);
+    } else if (count > 0 && top < rows) {
+        load(false);
+    }
+#pragma unroll
+    for (int kind = 0; kind < 3; kind++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) quads[kind][quad][group * 8 + i] = sum[kind][i];
+    if (transposed) {
+        // Word w of a line holds rows 4w .. 4w + 3; swizzled by eight words against bank conflicts.
+        u32* words = reinterpret_cast<u32*>(turned);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 four[4] = {bytes[0][half], bytes[1][half], bytes[2][half], bytes[3][half]};
+            u32 lines[4];
+            transpose4(four, lines);
+#pragma unroll
+            for (int i = 0; i < 4; i++) words[(group * 8 + half * 4 + i) * QUADS + (quad ^ group * 8)] = lines[i];
         }
     }
     __syncthreads();
-    float* const second = partial + (i64)gridDim.y * columns;
-    if (threadIdx.x < 128) {
-        const int j = threadIdx.x & 63, to = blockIdx.x * 64 + j;
-        float* row = threadIdx.x < 64 ? partial : second;
-        if (to < columns) row[(i64)blockIdx.y * columns + to] = sums[threadIdx.x >> 6][0][j];
+    for (int i = threadIdx.x; i < 3 * TILES * WIDTH; i += DOWN_THREADS) {
+        const int kind = i / (TILES * WIDTH), tile = i / WIDTH % TILES, j = i % WIDTH;
+        const float(*of)[WIDTH + 1] = quads[kind] + tile * 16;
+        float total = of[0][j];
+#pragma unroll
+        for (int quad = 1; quad < 16; quad++) total += of[quad][j];
+        tiles[kind][tile][j] = total;
+        const int piece = blockIdx.y * TILES + tile;
+        if (gridDim.y > 1 && out(kind) && piece * 64 < rows && first + j < columns)
+            partial[((i64)kind * ((rows + 63) / 64) + piece) * columns + first + j] = total;
     }
-    if (add_partial(partial, dgamma, finished, 64, columns) && dbeta) add_rows(second, dbeta, 64, columns);
+    if (transposed) {
+#pragma unroll
+        for (int k = 0; k < WIDTH * QUADS / 4 / DOWN_THREADS; k++) {
+            const int piece = threadIdx.x + k * DOWN_THREADS, at = piece / (QUADS / 4), part = piece % (QUADS / 4);
+            const int row = blockIdx.y * QUADS * 4 + part * 16;
+            if (first + at < columns && row < rows)
+                store_line(transposed + (first + at) * line + row, turned[at * (QUADS / 4) + (part ^ at / 8 * 2)], rows - row,
+                           (line & 15) == 0);
+        }
+    }
+    if (gridDim.y > 1) {
+        // Blocks of the same 64 columns have one counter.
+        const int of = first / 64, across = min(64 / WIDTH, (int)gridDim.x - of * (64 / WIDTH)), pieces = (rows + 63) / 64;
+        if (!last_of(finished + of, across * gridDim.y)) return;
+        for (int kind = 0; kind < 3; kind++)
+            if (out(kind)) add_rows(partial + (i64)kind * pieces * columns, out(kind), of * 64, 64, columns, pieces);
+        return;
+    }
+    __syncthreads();
+    if (threadIdx.x < 3 * WIDTH) {
+        const int kind = threadIdx.x / WIDTH, j = threadIdx.x % WIDTH;
+        float total = tiles[kind][0][j];
+        for (int tile = 1; tile * 64 < rows; tile++) total += tiles[kind][tile][j];
+        if (out(kind) && first + j < columns) out(kind)[first + j] = total;
+    }
 }

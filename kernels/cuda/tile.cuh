@@ -27,30 +27,27 @@ struct Sink {
     i64 line;            // from one line of `transposed` to the next: its rows, or more where others lie beside it
 };
 
-// out[j] = partial[0, j] + partial[1, j] + ..: the pieces of this block's columns, ascending.
-__device__ __forceinline__ void add_rows(const float* partial, float* out, int width, int columns) {
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        const int column = blockIdx.x * width + i;
-        if (column >= columns) continue;
+// out[j] = partial[0, j] + partial[1, j] + .. for `width` columns from `first` on: pieces ascending.
+__device__ __forceinline__ void add_rows(const float* partial, float* out, int first, int width, int columns, int pieces) {
+    for (int column = first + threadIdx.x; column < min(first + width, columns); column += blockDim.x) {
         float total = __ldcg(partial + column);
-        for (int piece = 1; piece < gridDim.y; piece++) total += __ldcg(partial + (i64)piece * columns + column);
+        for (int piece = 1; piece < pieces; piece++) total += __ldcg(partial + (i64)piece * columns + column);
         out[column] = total;
     }
 }
 
-// Called by all threads of each block of a grid of columns × pieces, after the block has written its row of `partial`: the
-// last one adds the rows, and is told that it was the last. `width` columns belong to a block.
-__device__ __forceinline__ bool add_partial(const float* partial, float* out, u32* finished, int width, int columns) {
+// Called by all threads of each of `blocks` blocks after they have written their part of `partial`: whether this is the last
+// of them, and sees what all have written. `finished` is zero before and after.
+__device__ __forceinline__ bool last_of(u32* finished, u32 blocks) {
     __shared__ bool last;
-    __threadfence(); // the row is visible before the count is
     __syncthreads();
-    // Counts up to the number of blocks, then starts again from zero.
-    if (threadIdx.x == 0) last = atomicInc(finished + blockIdx.x, gridDim.y - 1) == gridDim.y - 1;
+    if (threadIdx.x == 0) {
+        __threadfence(); // what the block has written is visible before the count is
+        last = atomicInc(finished, blocks - 1) == blocks - 1; // up to the number of blocks, then again from zero
+        __threadfence();
+    }
     __syncthreads();
-    if (!last) return false;
-    __threadfence();
-    add_rows(partial, out, width, columns);
-    return true;
+    return last;
 }
 
 // Four rows of four bytes become four columns of four bytes.
@@ -61,6 +58,18 @@ __device__ __forceinline__ void transpose4(const u32 (&rows)[4], u32 (&columns)[
     columns[1] = __byte_perm(low01, low23, 0x7632);
     columns[2] = __byte_perm(high01, high23, 0x5410);
     columns[3] = __byte_perm(high01, high23, 0x7632);
+}
+
+// Stores up to sixteen bytes of a line.
+__device__ __forceinline__ void store_line(u8* to, const uint4& bytes, int count, bool aligned) {
+    if (aligned && count >= 16) {
+        *reinterpret_cast<uint4*>(to) = bytes;
+    } else {
+        const u32 w[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            if (i < count) to[i] = (u8)(w[i >> 2] >> (8 * (i & 3)));
+    }
 }
 
 // How many of its rows a thread asks for before it makes anything of them. More rows in flight, more registers.
@@ -164,16 +173,9 @@ __device__ __forceinline__ void cast_tile(const Producer& producer, const Sink& 
             const int at = blockIdx.x * TILE + line, first = top + part * 16;
             if (at >= columns || first >= rows) continue;
             const uint4 bytes = turned[line * 4 + (part ^ ((line >> 3) & 3))];
-            u8* to = sink.transposed + at * sink.line + first;
-            if (aligned && first + 16 <= rows) {
-                *reinterpret_cast<uint4*>(to) = bytes;
-            } else {
-                const u32 w[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
-#pragma unroll
-                for (int i = 0; i < 16; i++)
-                    if (first + i < rows) to[i] = (u8)(w[i >> 2] >> (8 * (i & 3)));
-            }
+            store_line(sink.transposed + at * sink.line + first, bytes, rows - first, aligned);
         }
     }
-    if (sink.column_sums) add_partial(sink.partial, sink.column_sums, sink.finished, TILE, columns);
+    if (sink.column_sums && last_of(sink.finished + blockIdx.x, gridDim.y))
+        add_rows(sink.partial, sink.column_sums, blockIdx.x * TILE, TILE, columns, gridDim.y);
 }

@@ -17,7 +17,7 @@ use qeffect_kernels::launch::attention::AttentionShape;
 use qeffect_kernels::launch::cast::{
     Codes, ColumnScratch, ColumnSums, Normalised, Outputs, TILE, Transposed, partial_sums,
 };
-use qeffect_kernels::launch::norm::{Residual, Statistics};
+use qeffect_kernels::launch::norm::{DownColumns, NormGradient, Residual, Statistics};
 use qeffect_kernels::launch::optimizer::{AdamW, Gradient, NORM_PIECE, Parameter, Settled};
 use qeffect_kernels::memory::Element;
 use qeffect_kernels::{Buffer, Kernels, Result, Span, module};
@@ -147,14 +147,27 @@ impl Bench {
             };
             k.cast_norm(stream, &x, shape, &outputs(set, len, None))
         })?;
+        let gradient = |x, dy, set: usize| NormGradient {
+            x,
+            dy,
+            gamma: gamma[set].span(),
+            statistics: statistics(set),
+            residual: Some(dy),
+        };
         self.time("norm backward + residual", len * 8, LAUNCHES, |stream, set| {
             let (x, dy, dx) = (part(&x[set], len), part(&dy[set], len), part(&values[set], len));
-            k.layer_norm_backward(stream, x, dy, shape, gamma[set].span(), statistics(set), Some(dy), dx)
+            k.layer_norm_backward(stream, &gradient(x, dy, set), shape, dx)
+        })?;
+        self.time("the same + cast", len * 10, LAUNCHES, |stream, set| {
+            let (x, dy, dx) = (part(&x[set], len), part(&dy[set], len), part(&values[set], len));
+            let outputs = outputs(set, len, None);
+            k.layer_norm_backward_cast(stream, &gradient(x, dy, set), shape, dx, Fp8::E5M2, &outputs)
         })?;
         self.time("norm gradients", len * 4, LAUNCHES, |stream, set| {
             let (x, dy) = (part(&x[set], len), part(&dy[set], len));
             let (dgamma, dbeta) = (gamma[set].span(), beta[set].span());
-            k.layer_norm_gradients(stream, x, dy, shape, statistics(set), dgamma, Some(dbeta), scratch(set))
+            let down = DownColumns { dgamma, dbeta: Some(dbeta), sums: None, lines: None };
+            k.layer_norm_gradients(stream, x, dy, shape, statistics(set), &down, scratch(set))
         })?;
         self.time("add", len * 6, LAUNCHES, |stream, set| {
             k.add(stream, part(&x[set], len), part(&dy[set], len), part(&values[set], len))

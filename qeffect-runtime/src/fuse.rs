@@ -1,8 +1,8 @@
 //! Joins commands that follow each other into fused ones ([`Fused`]), which a device may carry out in one pass over memory.
 //!
 //! A producer takes in the cast and the column sums of what it makes, a norm the residual sum in front of it, the gradient
-//! of a norm the sum behind it, AdamW the weight cache. A later command is taken in only if nothing between stands in its way, by the effects of
-//! each ([`Cmd::effects`]). A value that nobody reads any more is not stored. Every buffer that is kept holds the same bits
+//! of a norm the sum behind it, AdamW the weight cache. A later command is taken in only if nothing between stands in its
+//! way, by the effects of each ([`Cmd::effects`]). A value that nobody reads any more is not stored. Every buffer that is kept holds the same bits
 //! as before.
 
 use crate::cmd::Cmd;
@@ -52,7 +52,10 @@ impl List<'_> {
             Cmd::Add { a, b, out } => self.with_norm(at, Residual { a, b, out }),
             Cmd::ColumnSums { x, .. } | Cmd::Quantise { src: x, .. } => self.both_of_stored(at, x),
             Cmd::AdamW { .. } => self.with_cache(at, cmd),
-            Cmd::LayerNormGrad { .. } | Cmd::RmsNormGrad { .. } => self.with_sum(at, &made(cmd)?),
+            Cmd::LayerNormGrad { .. } | Cmd::RmsNormGrad { .. } => {
+                let made = made(cmd)?;
+                self.with_sum(at, &made).or_else(|| self.with_outputs_stored(at, &made))
+            }
             _ => {
                 let made = made(cmd)?;
                 let (rows, cols, outputs) = self.with_outputs(&[at], &made)?;
@@ -152,8 +155,18 @@ impl List<'_> {
             self.put_back(before);
             return None;
         }
-        let outputs = Outputs { values: Some(out), ..Outputs::default() };
+        // The sum takes the place of the matrix that outputs are taken from.
+        let total = Made { values: out, ..*made };
+        let outputs = self.with_outputs(&[at, sum], &total).map_or_else(Outputs::default, |(_, _, outputs)| outputs);
+        let outputs = Outputs { values: Some(out), ..outputs };
         Some(Fused { residual: None, producer: made.producer, plus: Some(other), rows, cols, outputs })
+    }
+
+    /// The gradient of a norm, which is stored, and what is taken from it.
+    fn with_outputs_stored(&mut self, at: usize, made: &Made) -> Option<Fused> {
+        let (rows, cols, outputs) = self.with_outputs(&[at], made)?;
+        let outputs = Outputs { values: Some(made.values), ..outputs };
+        Some(Fused { residual: None, producer: made.producer, plus: None, rows, cols, outputs })
     }
 
     /// The update of a weight, and the form of it that ops read.

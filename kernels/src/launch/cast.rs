@@ -32,7 +32,7 @@ pub enum Transposed {
 }
 
 impl Transposed {
-    fn place(self, kernel: &'static str, rows: usize, columns: usize) -> Result<(Span<u8>, usize)> {
+    pub(super) fn place(self, kernel: &'static str, rows: usize, columns: usize) -> Result<(Span<u8>, usize)> {
         match self {
             Transposed::Alone(codes) => {
                 expect(kernel, "transposed", codes, rows * columns)?;

@@ -2,13 +2,22 @@
 
 use cudarc::driver::CudaStream;
 use half::bf16;
+use qeffect_core::fp8::Fp8;
 
-use super::cast::{ColumnScratch, Normalised, Outputs, TILE, partial_sums};
+use super::cast::{Codes, ColumnScratch, Normalised, Outputs, Transposed, partial_sums};
 use crate::error::Result;
 use crate::memory::Span;
 use crate::module::{Kernels, dimension, expect, expect_if, optional};
 
 const THREADS: usize = 256;
+/// Rows and columns of a block of [`Kernels::layer_norm_gradients`], whose threads have 4 × 8 elements each.
+const DOWN_ROWS: usize = 256;
+const DOWN_COLUMNS: usize = 32;
+
+/// Whether rows fit into registers, four at a time.
+const fn in_fours(rows: usize, columns: usize) -> bool {
+    rows.is_multiple_of(4) && columns.is_multiple_of(8) && columns <= 4096
+}
 
 /// A residual connection in front of a norm.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -43,6 +52,48 @@ impl Statistics {
     fn expect(&self, kernel: &'static str, rows: usize) -> Result {
         expect_if(kernel, "mean", self.mean, rows)?;
         expect(kernel, "rstd", self.rstd, rows)
+    }
+}
+
+/// What the gradient of a norm's input is made from.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct NormGradient {
+    /// The norm's input, rows × columns.
+    pub x: Span<bf16>,
+    /// The gradient of its output, rows × columns.
+    pub dy: Span<bf16>,
+    /// Gain, one per column.
+    pub gamma: Span<f32>,
+    /// As the forward has left them.
+    pub statistics: Statistics,
+    /// The gradient that bypasses the norm, rows × columns: added to the rounded gradient.
+    pub residual: Option<Span<bf16>>,
+}
+
+/// Where what goes down the columns of a norm's gradient is put.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct DownColumns {
+    /// Gradient of the gain, one per column.
+    pub dgamma: Span<f32>,
+    /// Gradient of the bias, one per column.
+    pub dbeta: Option<Span<f32>>,
+    /// The gradient of the input, and where its column sums go, in the order of [`cast`](Kernels::cast).
+    pub sums: Option<(Span<bf16>, Span<f32>)>,
+    /// The codes of the gradient of the input, and where they go transposed.
+    pub lines: Option<(Span<u8>, Transposed)>,
+}
+
+impl NormGradient {
+    /// Checks lengths; the columns as a kernel takes them.
+    fn expect(&self, kernel: &'static str, rows: usize, columns: usize) -> Result<i32> {
+        dimension(kernel, "rows", rows)?;
+        let across = dimension(kernel, "columns", columns)?;
+        expect(kernel, "x", self.x, rows * columns)?;
+        expect(kernel, "dy", self.dy, rows * columns)?;
+        expect(kernel, "gamma", self.gamma, columns)?;
+        expect_if(kernel, "residual", self.residual, rows * columns)?;
+        self.statistics.expect(kernel, rows)?;
+        Ok(across)
     }
 }
 
@@ -117,34 +168,66 @@ impl Kernels {
         self.launch(stream, kernel, [rows / 4, 1], THREADS, 0, &arguments)
     }
 
-    /// Gradient of the input; `residual`, the gradient that bypasses the norm, is added to it.
+    /// Gradient of the input.
     pub fn layer_norm_backward(
         &self,
         stream: &CudaStream,
-        x: Span<bf16>,
-        dy: Span<bf16>,
+        from: &NormGradient,
         (rows, columns): (usize, usize),
-        gamma: Span<f32>,
-        statistics: Statistics,
-        residual: Option<Span<bf16>>,
         dx: Span<bf16>,
     ) -> Result {
+        if in_fours(rows, columns) {
+            let outputs = Outputs { values: Some(dx), ..Outputs::default() };
+            return self.layer_norm_backward_in_fours(stream, from, (rows, columns), &outputs);
+        }
         let kernel = "layer_norm_backward";
-        dimension(kernel, "rows", rows)?;
-        let across = dimension(kernel, "columns", columns)?;
-        expect(kernel, "x", x, rows * columns)?;
-        expect(kernel, "dy", dy, rows * columns)?;
+        let across = from.expect(kernel, rows, columns)?;
         expect(kernel, "dx", dx, rows * columns)?;
-        expect(kernel, "gamma", gamma, columns)?;
-        expect_if(kernel, "residual", residual, rows * columns)?;
-        statistics.expect(kernel, rows)?;
-        let residual = optional(residual);
-        let (mean, rstd) = (optional(statistics.mean), statistics.rstd);
+        let (residual, mean) = (optional(from.residual), optional(from.statistics.mean));
+        let NormGradient { x, dy, gamma, statistics: Statistics { rstd, .. }, .. } = *from;
         let arguments: [&dyn crate::module::Argument; 8] = [&x, &dy, &gamma, &mean, &rstd, &residual, &dx, &across];
         self.launch(stream, kernel, [rows, 1], THREADS, 0, &arguments)
     }
 
-    /// Gradients of gain and bias: sums over rows. The scratch holds twice [`partial_sums`].
+    /// Gradient of the input, as [`layer_norm_backward`](Kernels::layer_norm_backward) makes it, and its codes, row-major, as
+    /// [`cast`](Kernels::cast) does: for E5M2 in one pass up to 4,096 columns, else by those two. `dx` is always stored. Of the
+    /// outputs, transposed codes and column sums are left to [`layer_norm_gradients`](Kernels::layer_norm_gradients).
+    pub fn layer_norm_backward_cast(
+        &self,
+        stream: &CudaStream,
+        from: &NormGradient,
+        shape: (usize, usize),
+        dx: Span<bf16>,
+        format: Fp8,
+        outputs: &Outputs,
+    ) -> Result {
+        let codes = outputs.codes.map(|codes| Codes { transposed: None, ..codes });
+        let outputs = Outputs { codes, column_sums: None, ..*outputs };
+        if format == Fp8::E5M2 && codes.is_some() && in_fours(shape.0, shape.1) {
+            return self.layer_norm_backward_in_fours(stream, from, shape, &Outputs { values: Some(dx), ..outputs });
+        }
+        self.layer_norm_backward(stream, from, shape, dx)?;
+        self.cast(stream, format, dx, shape, &Outputs { values: None, ..outputs })
+    }
+
+    fn layer_norm_backward_in_fours(
+        &self,
+        stream: &CudaStream,
+        from: &NormGradient,
+        (rows, columns): (usize, usize),
+        outputs: &Outputs,
+    ) -> Result {
+        let kernel = if columns <= 2048 { "layer_norm_backward_cast_2048" } else { "layer_norm_backward_cast_4096" };
+        let across = from.expect(kernel, rows, columns)?;
+        let sink = outputs.sink(kernel, rows, columns)?;
+        let (residual, mean) = (optional(from.residual), optional(from.statistics.mean));
+        let NormGradient { x, dy, gamma, statistics: Statistics { rstd, .. }, .. } = *from;
+        let arguments: [&dyn crate::module::Argument; 8] = [&x, &dy, &gamma, &mean, &rstd, &residual, &sink, &across];
+        self.launch(stream, kernel, [rows / 4, 1], THREADS, 0, &arguments)
+    }
+
+    /// What goes down the columns of a norm's gradient: those of gain and bias, and what `down` asks for besides. The scratch
+    /// holds three times [`partial_sums`].
     pub fn layer_norm_gradients(
         &self,
         stream: &CudaStream,
@@ -152,23 +235,46 @@ impl Kernels {
         dy: Span<bf16>,
         (rows, columns): (usize, usize),
         statistics: Statistics,
-        dgamma: Span<f32>,
-        dbeta: Option<Span<f32>>,
+        down: &DownColumns,
         scratch: ColumnScratch,
     ) -> Result {
         let kernel = "layer_norm_gradients";
-        let (down, across) = (dimension(kernel, "rows", rows)?, dimension(kernel, "columns", columns)?);
+        let (height, across) = (dimension(kernel, "rows", rows)?, dimension(kernel, "columns", columns)?);
+        let DownColumns { dgamma, dbeta, sums, lines } = *down;
         expect(kernel, "x", x, rows * columns)?;
         expect(kernel, "dy", dy, rows * columns)?;
         expect(kernel, "dgamma", dgamma, columns)?;
         expect_if(kernel, "dbeta", dbeta, columns)?;
-        let dbeta = optional(dbeta);
+        expect_if(kernel, "dx", sums.map(|(dx, _)| dx), rows * columns)?;
+        expect_if(kernel, "sums", sums.map(|(_, to)| to), columns)?;
+        expect_if(kernel, "codes", lines.map(|(codes, _)| codes), rows * columns)?;
         statistics.expect(kernel, rows)?;
-        let (mean, rstd) = (optional(statistics.mean), statistics.rstd);
-        scratch.expect(kernel, 2 * partial_sums(rows, columns), columns)?;
+        scratch.expect(kernel, 3 * partial_sums(rows, columns), columns)?;
+        let place = lines.map(|(_, transposed)| transposed.place(kernel, rows, columns)).transpose()?;
+        let (dx, sums) = (optional(sums.map(|(dx, _)| dx)), optional(sums.map(|(_, to)| to)));
+        let (codes, transposed) =
+            (optional(lines.map(|(codes, _)| codes)), optional(place.map(|(transposed, _)| transposed)));
+        let line = place.map_or(0, |(_, line)| line as i64);
+        let (dbeta, mean, rstd) = (optional(dbeta), optional(statistics.mean), statistics.rstd);
         let ColumnScratch { partial, finished } = scratch;
-        let arguments: [&dyn crate::module::Argument; 10] =
-            [&x, &dy, &mean, &rstd, &dgamma, &dbeta, &partial, &finished, &down, &across];
-        self.launch(stream, kernel, [columns.div_ceil(TILE), rows.div_ceil(TILE)], 256, 0, &arguments)
+        let arguments: [&dyn crate::module::Argument; 15] = [
+            &x,
+            &dy,
+            &mean,
+            &rstd,
+            &dx,
+            &codes,
+            &dgamma,
+            &dbeta,
+            &sums,
+            &transposed,
+            &line,
+            &partial,
+            &finished,
+            &height,
+            &across,
+        ];
+        let grid = [columns.div_ceil(DOWN_COLUMNS), rows.div_ceil(DOWN_ROWS)];
+        self.launch(stream, kernel, grid, DOWN_ROWS * DOWN_COLUMNS / 32, 0, &arguments)
     }
 }

@@ -1,14 +1,27 @@
 //! Layer norm against float64.
 
 use half::bf16;
+use qeffect_core::fp8::Fp8;
+use qeffect_kernels::launch::cast::ColumnSums;
 use qeffect_kernels::launch::cast::{Codes, ColumnScratch, Normalised, Outputs, Transposed, partial_sums};
-use qeffect_kernels::launch::norm::{Normal, Residual, Statistics};
+use qeffect_kernels::launch::norm::{DownColumns, NormGradient, Normal, Residual, Statistics};
 
 use crate::rig::{bf16_bits, bits, close, floats, numbers, rig, rounded};
 
 /// Rows that fit into registers, that do not, and odd ones.
-const SHAPES: [(usize, usize); 8] =
-    [(1, 1), (3, 7), (5, 64), (33, 130), (256, 512), (64, 4096), (7, 11008), (2, 16392)];
+const SHAPES: [(usize, usize); 11] = [
+    (1, 1),
+    (3, 7),
+    (5, 64),
+    (33, 130),
+    (256, 512),
+    (64, 4096),
+    (7, 11008),
+    (2, 16392),
+    (12, 2056),
+    (516, 40),
+    (259, 200),
+];
 /// Rounding to bf16, which has 8 significant bits, is within 2^-8.
 const BF16: f64 = 1.0 / 256.0;
 
@@ -70,9 +83,8 @@ fn forward_and_backward_are_within_bounds_of_float64() {
         let (d, by) = (rig.upload(&dy), rig.upload(&bypass));
         let (alone, joined) = (rig.poisoned::<bf16>(len), rig.poisoned::<bf16>(len));
         for (residual, to) in [(None, &alone), (Some(by.span()), &joined)] {
-            rig.kernels
-                .layer_norm_backward(&rig.stream, total.span(), d.span(), shape, g.span(), saved, residual, to.span())
-                .unwrap();
+            let from = NormGradient { x: total.span(), dy: d.span(), gamma: g.span(), statistics: saved, residual };
+            rig.kernels.layer_norm_backward(&rig.stream, &from, shape, to.span()).unwrap();
         }
         let mut want_dx = Vec::new();
         for row in 0..rows {
@@ -90,21 +102,11 @@ fn forward_and_backward_are_within_bounds_of_float64() {
         assert_eq!(bits(&floats(&joined.read().unwrap())), bits(&sums), "fused = unfused");
 
         let (partial, finished) =
-            (rig.poisoned::<f32>(2 * partial_sums(rows, columns)), rig.upload(&vec![0u32; columns.div_ceil(64)]));
+            (rig.poisoned::<f32>(3 * partial_sums(rows, columns)), rig.upload(&vec![0u32; columns.div_ceil(64)]));
         let scratch = ColumnScratch { partial: partial.span(), finished: finished.span() };
         let (dgamma, dbeta) = (rig.poisoned::<f32>(columns), rig.poisoned::<f32>(columns));
-        rig.kernels
-            .layer_norm_gradients(
-                &rig.stream,
-                total.span(),
-                d.span(),
-                shape,
-                saved,
-                dgamma.span(),
-                Some(dbeta.span()),
-                scratch,
-            )
-            .unwrap();
+        let down = DownColumns { dgamma: dgamma.span(), dbeta: Some(dbeta.span()), sums: None, lines: None };
+        rig.kernels.layer_norm_gradients(&rig.stream, total.span(), d.span(), shape, saved, &down, scratch).unwrap();
         let column = |f: &dyn Fn(usize) -> f64| -> Vec<f64> {
             (0..columns).map(|j| (0..rows).map(|row| f(row * columns + j)).sum()).collect()
         };
@@ -140,17 +142,16 @@ fn rms_norm_is_within_bounds_of_float64() {
         let saved = Statistics { mean: None, rstd: rstd.span() };
         let normal = Normal { gamma: gain.span(), beta: None, y: y.span() };
         rig.kernels.layer_norm_forward(&rig.stream, source.span(), shape, None, saved, Some(normal)).unwrap();
-        rig.kernels
-            .layer_norm_backward(&rig.stream, source.span(), upper.span(), shape, gain.span(), saved, None, dx.span())
-            .unwrap();
+        let from =
+            NormGradient { x: source.span(), dy: upper.span(), gamma: gain.span(), statistics: saved, residual: None };
+        rig.kernels.layer_norm_backward(&rig.stream, &from, shape, dx.span()).unwrap();
         let (partial, finished) =
-            (rig.poisoned::<f32>(2 * partial_sums(rows, columns)), rig.upload(&vec![0u32; columns.div_ceil(64)]));
+            (rig.poisoned::<f32>(3 * partial_sums(rows, columns)), rig.upload(&vec![0u32; columns.div_ceil(64)]));
         let scratch = ColumnScratch { partial: partial.span(), finished: finished.span() };
         let dgamma = rig.poisoned::<f32>(columns);
         let (x_span, dy_span) = (source.span(), upper.span());
-        rig.kernels
-            .layer_norm_gradients(&rig.stream, x_span, dy_span, shape, saved, dgamma.span(), None, scratch)
-            .unwrap();
+        let down = DownColumns { dgamma: dgamma.span(), dbeta: None, sums: None, lines: None };
+        rig.kernels.layer_norm_gradients(&rig.stream, x_span, dy_span, shape, saved, &down, scratch).unwrap();
 
         let (mut factors, mut want_y, mut want_dx) = (Vec::new(), Vec::new(), Vec::new());
         let mut want_gamma = vec![0f64; columns];
@@ -254,5 +255,111 @@ fn a_norm_with_its_cast_in_one_pass_gives_the_bits_of_both() {
             assert_eq!(one.5, [u32::from(bad.is_some())], "the flag");
             assert_eq!(one, two, "{shape:?}, sum {with_sum}, bias {with_bias}, beside {beside}, {bad:?}");
         }
+    }
+}
+
+/// What a gradient leaves behind: dx; codes and the same transposed; sums of columns, and gradients of gain and bias; the
+/// numbers beside the codes; the flag.
+type Taken = (Vec<u16>, [Vec<u8>; 2], [Vec<u32>; 3], [Vec<u32>; 2], Vec<u32>);
+
+#[test]
+fn a_gradient_with_its_cast_gives_the_bits_of_both_whatever_the_number_of_rows() {
+    let Some(rig) = rig() else { return };
+    // Four rows at a time and not, blocks of columns whole and not, more rows than a block has, rows too long.
+    let shapes =
+        [(4, 8), (8, 264), (256, 2048), (64, 2056), (132, 4096), (3, 64), (8, 4104), (12, 20), (260, 96), (600, 136)];
+    for (rows, columns) in shapes {
+        let (len, shape) = (rows * columns, (rows, columns));
+        let of = |seed, scale: f32| -> Vec<bf16> {
+            numbers(seed, len).iter().map(|x| bf16::from_f32(x * scale + 0.25)).collect()
+        };
+        let (x, gamma, other) = (rig.upload(&of(1, 2.0)), rig.upload(&numbers(3, columns)), rig.upload(&of(2, 1.0)));
+        let ones = vec![0.75f32; rows];
+        let (mean, rstd, scale) = (rig.upload(&numbers(4, rows)), rig.upload(&ones), rig.upload(&[173.0f32]));
+        let finished = rig.upload(&vec![0u32; columns.div_ceil(64)]);
+        for (with_sum, with_bias, beside, format, bad) in [
+            (true, true, false, Fp8::E5M2, None),
+            (true, true, true, Fp8::E5M2, None),
+            (false, false, true, Fp8::E5M2, None),
+            (true, false, false, Fp8::E4M3, None),
+            (true, true, true, Fp8::E5M2, Some(bf16::NAN)),
+            (false, true, false, Fp8::E5M2, Some(bf16::INFINITY)),
+        ] {
+            let mut dy = of(5, 1.5);
+            if let Some(bad) = bad {
+                dy[len / 2 + 3] = bad;
+            }
+            let dy = rig.upload(&dy);
+            let statistics = Statistics { mean: with_bias.then(|| mean.span()), rstd: rstd.span() };
+            let residual = with_sum.then(|| other.span());
+            let from = NormGradient { x: x.span(), dy: dy.span(), gamma: gamma.span(), statistics, residual };
+            let run = |together: bool| -> Taken {
+                let line = if beside { rows.next_multiple_of(16) + 32 } else { rows };
+                let (dx, codes) = (rig.poisoned::<bf16>(len), rig.poisoned::<u8>(len));
+                let transposed = rig.poisoned::<u8>(columns * line);
+                let partial = rig.poisoned::<f32>(3 * partial_sums(rows, columns));
+                let scratch = ColumnScratch { partial: partial.span(), finished: finished.span() };
+                let [sums, dgamma, dbeta] = [(); 3].map(|()| rig.poisoned::<f32>(columns));
+                let (scale_inv, amax, flag) = (rig.poisoned::<f32>(1), rig.upload(&[0.5f32]), rig.upload(&[0u32]));
+                let lines = if beside {
+                    Transposed::Beside { region: transposed.span().part(16..columns * line).unwrap(), line }
+                } else {
+                    Transposed::Alone(transposed.span())
+                };
+                let outputs = Outputs {
+                    values: None,
+                    codes: Some(Codes {
+                        codes: codes.span(),
+                        transposed: Some(lines),
+                        scale: scale.span(),
+                        scale_inv: scale_inv.span(),
+                        amax: Some(amax.span()),
+                    }),
+                    column_sums: Some(ColumnSums { out: sums.span(), scratch }),
+                    flag: Some(flag.span()),
+                };
+                let mut down = DownColumns {
+                    dgamma: dgamma.span(),
+                    dbeta: with_bias.then(|| dbeta.span()),
+                    sums: None,
+                    lines: None,
+                };
+                let (k, stream) = (&rig.kernels, &rig.stream);
+                if together {
+                    k.layer_norm_backward_cast(stream, &from, shape, dx.span(), format, &outputs).unwrap();
+                    down.sums = Some((dx.span(), sums.span()));
+                    down.lines = Some((codes.span(), lines));
+                } else {
+                    k.layer_norm_backward(stream, &from, shape, dx.span()).unwrap();
+                    k.cast(stream, format, dx.span(), shape, &outputs).unwrap();
+                }
+                k.layer_norm_gradients(stream, x.span(), dy.span(), shape, statistics, &down, scratch).unwrap();
+                (
+                    bf16_bits(&dx.read().unwrap()),
+                    [codes, transposed].map(|buffer| buffer.read().unwrap()),
+                    [sums, dgamma, dbeta].map(|buffer| bits(&buffer.read().unwrap())),
+                    [scale_inv, amax].map(|buffer| bits(&buffer.read().unwrap())),
+                    flag.read().unwrap(),
+                )
+            };
+            let what = format!("{shape:?}, sum {with_sum}, bias {with_bias}, beside {beside}, {format:?}, {bad:?}");
+            let (one, two) = (run(true), run(false));
+            assert_eq!(one.4, [u32::from(bad.is_some())], "the flag: {what}");
+            assert_eq!(one, two, "{what}");
+
+            // A row's bits are its own: those of one row less, which is no multiple of four where the whole is one.
+            let (fewer, len) = (rows - 1, (rows - 1) * columns);
+            let dx = rig.poisoned::<bf16>(len);
+            let statistics = Statistics {
+                mean: statistics.mean.map(|mean| mean.part(0..fewer).unwrap()),
+                rstd: rstd.span().part(0..fewer).unwrap(),
+            };
+            let part = |span: qeffect_kernels::Span<bf16>| span.part(0..len).unwrap();
+            let from =
+                NormGradient { x: part(from.x), dy: part(from.dy), statistics, residual: residual.map(part), ..from };
+            rig.kernels.layer_norm_backward(&rig.stream, &from, (fewer, columns), dx.span()).unwrap();
+            assert_eq!(bf16_bits(&dx.read().unwrap()), one.0[..len], "one row less: {what}");
+        }
+        assert!(finished.read().unwrap().iter().all(|count| *count == 0), "counters are zero again");
     }
 }

@@ -12,7 +12,7 @@ use qeffect_kernels::launch::attention;
 use qeffect_kernels::launch::cast::{Codes, ColumnSums, LossGradient, Outputs, Transposed};
 use qeffect_kernels::launch::elementwise::Mask;
 use qeffect_kernels::launch::embedding::RotaryShape;
-use qeffect_kernels::launch::norm::{Normal, Statistics};
+use qeffect_kernels::launch::norm::{DownColumns, NormGradient, Normal, Statistics};
 use qeffect_kernels::launch::optimizer::{AdamW, Gradient, Parameter, Settled};
 use qeffect_kernels::launch::scale::Spread;
 use qeffect_kernels::launch::step::Tag;
@@ -37,6 +37,15 @@ pub(super) struct Lane<'a> {
     pub(super) plans: &'a HashMap<Product, Plan>,
     pub(super) stream: &'a CudaStream,
     pub(super) scratch: &'a Scratch,
+}
+
+/// What goes down the columns of a norm's gradient, beside the gradients of gain and bias.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Down {
+    /// The gradient of the rows, and where its column sums go.
+    pub(super) sums: Option<(Buf, Buf)>,
+    /// Its codes, and where they go transposed.
+    pub(super) lines: Option<(Span<u8>, Transposed)>,
 }
 
 /// What both parts of the backward of a norm work on.
@@ -162,9 +171,14 @@ impl Lane<'_> {
                 let statistics = Statistics { mean: Some(t.get(name, *mean)?), rstd: t.get(name, *rstd)? };
                 let norm = NormGrad { name, dy: *dy, x: *x, shape, statistics };
                 if piece.has_rows() {
-                    self.norm_rows(&norm, *gain, None, *dx)?;
+                    k.layer_norm_backward(stream, &self.norm_from(&norm, *gain, None)?, shape, t.get(name, *dx)?)
+                        .map_err(failed)?;
                 }
-                if piece.has_vectors() { self.norm_vectors(&norm, *gain_grad, Some(*bias_grad)) } else { Ok(()) }
+                if piece.has_vectors() {
+                    self.norm_vectors(&norm, *gain_grad, Some(*bias_grad), Down::default())
+                } else {
+                    Ok(())
+                }
             }
             Cmd::RmsNorm { x, gain, y, rstd, cols } => {
                 let (x, shape) = self.matrix(name, *x, *cols)?;
@@ -177,9 +191,10 @@ impl Lane<'_> {
                 let statistics = Statistics { mean: None, rstd: t.get(name, *rstd)? };
                 let norm = NormGrad { name, dy: *dy, x: *x, shape, statistics };
                 if piece.has_rows() {
-                    self.norm_rows(&norm, *gain, None, *dx)?;
+                    k.layer_norm_backward(stream, &self.norm_from(&norm, *gain, None)?, shape, t.get(name, *dx)?)
+                        .map_err(failed)?;
                 }
-                if piece.has_vectors() { self.norm_vectors(&norm, *gain_grad, None) } else { Ok(()) }
+                if piece.has_vectors() { self.norm_vectors(&norm, *gain_grad, None, Down::default()) } else { Ok(()) }
             }
             Cmd::Rotary { x, table, out, shape, inverse } => {
                 let crate::cmd::RotaryShape { length, heads, head_dim, width } = *shape;
@@ -391,26 +406,37 @@ impl Lane<'_> {
         Ok(Transposed::Beside { region, line })
     }
 
-    /// The gradient of the rows of a norm, with the gradient that bypasses it, if any.
-    pub(super) fn norm_rows(&self, norm: &NormGrad, gain: Buf, plus: Option<Buf>, dx: Buf) -> Result {
-        let (k, stream, t) = (self.kernels, self.stream, self.table);
-        let NormGrad { name, dy, x, shape, statistics } = *norm;
-        let (x, gain) = (t.get::<bf16>(name, x)?, t.get(name, gain)?);
-        let (dy, dx) = (self.sized::<bf16>(name, dy, x.len())?, t.get::<bf16>(name, dx)?);
-        let plus = plus.map(|plus| t.get(name, plus)).transpose()?;
-        k.layer_norm_backward(stream, x, dy, shape, gain, statistics, plus, dx).map_err(failed(name))
+    /// What the gradient of the rows of a norm is made from, with the gradient that bypasses it, if any.
+    pub(super) fn norm_from(
+        &self,
+        norm: &NormGrad,
+        gain: Buf,
+        plus: Option<Buf>,
+    ) -> std::result::Result<NormGradient, DeviceError> {
+        let t = self.table;
+        let NormGrad { name, dy, x, statistics, .. } = *norm;
+        let x = t.get::<bf16>(name, x)?;
+        let (dy, gamma) = (self.sized(name, dy, x.len())?, t.get(name, gain)?);
+        Ok(NormGradient { x, dy, gamma, statistics, residual: plus.map(|plus| t.get(name, plus)).transpose()? })
     }
 
-    /// The gradients of its gain and bias.
-    pub(super) fn norm_vectors(&self, norm: &NormGrad, gain_grad: Buf, bias_grad: Option<Buf>) -> Result {
+    /// The gradients of its gain and bias, and what else goes down the columns.
+    pub(super) fn norm_vectors(
+        &self,
+        norm: &NormGrad,
+        gain_grad: Buf,
+        bias_grad: Option<Buf>,
+        Down { sums, lines }: Down,
+    ) -> Result {
         let (k, stream, t) = (self.kernels, self.stream, self.table);
         let NormGrad { name, dy, x, shape, statistics } = *norm;
         let x = t.get::<bf16>(name, x)?;
         let dy = self.sized::<bf16>(name, dy, x.len())?;
         let gains = self.sized::<f32>(name, gain_grad, shape.1)?;
         let biases = bias_grad.map(|bias| self.sized::<f32>(name, bias, shape.1)).transpose()?;
-        let scratch = self.scratch.columns();
-        k.layer_norm_gradients(stream, x, dy, shape, statistics, gains, biases, scratch).map_err(failed(name))
+        let sums = sums.map(|(of, to)| Ok((t.get(name, of)?, self.sized(name, to, shape.1)?))).transpose()?;
+        let down = DownColumns { dgamma: gains, dbeta: biases, sums, lines };
+        k.layer_norm_gradients(stream, x, dy, shape, statistics, &down, self.scratch.columns()).map_err(failed(name))
     }
 
     /// A gradient on its way to the optimizer.

@@ -1,4 +1,5 @@
-//! Fused commands in one pass over memory; a norm of rows too long to be kept, and the gradient of a norm, in two.
+//! Fused commands in one pass over memory; a norm of rows too long to be kept in two; the gradient of a norm in one for its
+//! rows and their codes, and one for all that goes down the columns.
 
 use half::bf16;
 use qeffect_core::dtype::Dtype;
@@ -7,7 +8,7 @@ use qeffect_kernels::launch::cast::{self, ColumnSums, LossGradient, Normalised};
 use qeffect_kernels::launch::norm::{Normal, Residual, Statistics};
 use qeffect_kernels::launch::optimizer::{AdamW, Parameter};
 
-use super::exec::{Lane, NormGrad, Result, first};
+use super::exec::{Down, Lane, NormGrad, Result, first};
 use super::failed;
 use super::unit::Piece;
 use crate::cmd::fused::{Fused, Producer};
@@ -158,15 +159,23 @@ impl Lane<'_> {
             return Err(self.not_yet(name, "a gradient that is not stored"));
         };
         if piece.has_rows() {
-            self.norm_rows(&norm, gain, fused.plus, dx)?;
-            if fused.outputs.codes.is_some() || fused.outputs.column_sums.is_some() {
-                let format = fused.outputs.codes.map_or(Format::E5M2, |codes| codes.format);
-                let outputs = cast::Outputs { values: None, ..self.outputs(fused)? };
-                let dx = self.table.get(name, dx)?;
-                self.kernels.cast(self.stream, format, dx, shape, &outputs).map_err(failed(name))?;
+            let (k, stream) = (self.kernels, self.stream);
+            let (from, dx) = (self.norm_from(&norm, gain, fused.plus)?, self.table.get(name, dx)?);
+            match fused.outputs.codes {
+                Some(codes) => {
+                    k.layer_norm_backward_cast(stream, &from, shape, dx, codes.format, &self.outputs(fused)?)
+                }
+                None => k.layer_norm_backward(stream, &from, shape, dx),
             }
+            .map_err(failed(name))?;
         }
-        if piece.has_vectors() { self.norm_vectors(&norm, gain_grad, bias_grad) } else { Ok(()) }
+        if !piece.has_vectors() {
+            return Ok(());
+        }
+        // What only weight gradients and the optimizer read is made beside the chain, with the vectors.
+        let lines = self.outputs(fused)?.codes.and_then(|codes| Some((codes.codes, codes.transposed?)));
+        let sums = fused.outputs.column_sums.map(|to| (dx, to));
+        self.norm_vectors(&norm, gain_grad, bias_grad, Down { sums, lines })
     }
 
     /// What is taken, as kernels want it.

@@ -37,9 +37,9 @@ impl Need {
         Ok(match cmd {
             Cmd::ColumnSums { x, cols, .. } => columns(spec(*x)?.elements(), *cols, 1),
             Cmd::LayerNormGrad { x, cols, .. } | Cmd::RmsNormGrad { x, cols, .. } => {
-                columns(spec(*x)?.elements(), *cols, 2)
+                columns(spec(*x)?.elements(), *cols, 3)
             }
-            Cmd::Fused(fused) => columns(fused.rows * fused.cols, fused.cols, 2),
+            Cmd::Fused(fused) => columns(fused.rows * fused.cols, fused.cols, 3),
             Cmd::AttentionGrad { lse, .. } => Need { rows: spec(*lse)?.elements(), ..Need::default() },
             Cmd::CrossEntropy { targets, .. } => Need { rows: spec(*targets)?.elements(), ..Need::default() },
             Cmd::GroupGemm { .. } => match product::of(cmd, spec)? {

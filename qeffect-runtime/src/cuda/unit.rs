@@ -1,11 +1,13 @@
 //! What lanes are filled with: commands, or pieces of one that need not run one after the other.
 //!
 //! The backward of a norm gives the gradient of its rows, which the next product waits for, and sums over all rows, the
-//! gradients of gain and bias, which nobody waits for before the optimizer. They are two pieces.
+//! gradients of gain and bias, which nobody waits for before the optimizer. They are two pieces. Of what a fused command takes
+//! from the gradient of the rows, transposed codes and column sums are the second piece's, which then follows the first: they
+//! are for weight gradients and the optimizer too.
 
 use crate::cmd::Cmd;
 use crate::cmd::effects::{Access, Mode};
-use crate::cmd::fused::Producer;
+use crate::cmd::fused::{Outputs, Producer};
 use crate::device::Buf;
 
 /// Which part of a command.
@@ -13,9 +15,9 @@ use crate::device::Buf;
 pub(super) enum Piece {
     /// All of it.
     All,
-    /// Of the backward of a norm: the gradient of the rows, and what is taken from it.
+    /// Of the backward of a norm: the gradient of the rows, and its codes.
     Rows,
-    /// The gradients of gain and bias.
+    /// What goes down the columns: the gradients of gain and bias, column sums, transposed codes.
     Vectors,
 }
 
@@ -25,7 +27,7 @@ impl Piece {
         matches!(self, Piece::All | Piece::Rows)
     }
 
-    /// Whether it makes the gradients of gain and bias.
+    /// Whether it makes what goes down the columns.
     pub(super) const fn has_vectors(self) -> bool {
         matches!(self, Piece::All | Piece::Vectors)
     }
@@ -44,13 +46,16 @@ pub(super) fn units<'a>(cmds: &'a [Cmd], elements: &dyn Fn(Buf) -> Option<usize>
     let mut units = Vec::with_capacity(cmds.len());
     for cmd in cmds {
         let effects = cmd.effects(elements);
-        let Some(Norm { read, written }) = norm(cmd) else {
+        let Some(Norm { read, written, made }) = norm(cmd) else {
             units.push(Unit { cmd, piece: Piece::All, effects });
             continue;
         };
-        let of_vectors = |access: &Access| access.mode == Mode::Write && written.contains(&Some(access.buf));
+        let of_vectors = |access: &Access| access.mode != Mode::Read && written.contains(&Some(access.buf));
         let reads = |access: &Access| access.mode == Mode::Read && read.contains(&Some(access.buf));
-        let vectors = effects.iter().filter(|access| of_vectors(access) || reads(access)).cloned().collect();
+        let mut vectors: Vec<Access> =
+            effects.iter().filter(|access| of_vectors(access) || reads(access)).cloned().collect();
+        let between = effects.iter().filter(|access| made.contains(&Some(access.buf)));
+        vectors.extend(between.map(|made| Access { mode: Mode::Read, ..made.clone() }));
         let rows = effects.into_iter().filter(|access| !of_vectors(access)).collect();
         units.push(Unit { cmd, piece: Piece::Rows, effects: rows });
         units.push(Unit { cmd, piece: Piece::Vectors, effects: vectors });
@@ -58,36 +63,46 @@ pub(super) fn units<'a>(cmds: &'a [Cmd], elements: &dyn Fn(Buf) -> Option<usize>
     units
 }
 
-/// The backward of a norm: what its vectors' gradients are made from, and where they go.
+/// The second piece of the backward of a norm: what it reads that was there before and that the first piece makes, and what
+/// it writes.
 struct Norm {
     read: [Option<Buf>; 4],
-    written: [Option<Buf>; 2],
+    made: [Option<Buf>; 2],
+    written: [Option<Buf>; 4],
 }
 
 fn norm(cmd: &Cmd) -> Option<Norm> {
-    Some(match *cmd {
+    let (read, written, outputs) = match *cmd {
         Cmd::LayerNormGrad { dy, x, mean, rstd, gain_grad, bias_grad, .. } => {
-            Norm { read: [dy, x, mean, rstd].map(Some), written: [gain_grad, bias_grad].map(Some) }
+            ([Some(dy), Some(x), Some(rstd), Some(mean)], (gain_grad, Some(bias_grad)), None)
         }
         Cmd::RmsNormGrad { dy, x, rstd, gain_grad, .. } => {
-            Norm { read: [Some(dy), Some(x), Some(rstd), None], written: [Some(gain_grad), None] }
+            ([Some(dy), Some(x), Some(rstd), None], (gain_grad, None), None)
         }
         Cmd::Fused(ref fused) => match fused.producer {
             Producer::LayerNormGrad { dy, x, mean, rstd, gain_grad, bias_grad, .. } => {
-                Norm { read: [dy, x, mean, rstd].map(Some), written: [gain_grad, bias_grad].map(Some) }
+                ([Some(dy), Some(x), Some(rstd), Some(mean)], (gain_grad, Some(bias_grad)), Some(fused.outputs))
             }
             Producer::RmsNormGrad { dy, x, rstd, gain_grad, .. } => {
-                Norm { read: [Some(dy), Some(x), Some(rstd), None], written: [Some(gain_grad), None] }
+                ([Some(dy), Some(x), Some(rstd), None], (gain_grad, None), Some(fused.outputs))
             }
             _ => return None,
         },
         _ => return None,
-    })
+    };
+    let Outputs { values, codes, column_sums } = outputs.unwrap_or_default();
+    let transposed = codes.and_then(|codes| codes.transposed);
+    let made = [column_sums.and(values), transposed.and(codes.map(|codes| codes.codes))];
+    Some(Norm { read, made, written: [Some(written.0), written.1, column_sums, transposed] })
 }
 
 #[cfg(test)]
 mod tests {
+    use qeffect_core::fp8::Fp8 as Format;
+
     use super::*;
+    use crate::cmd::Scalar;
+    use crate::cmd::fused::{Codes, Fused};
 
     #[test]
     fn pieces_of_a_norm_touch_what_the_command_touches_and_do_not_wait_for_each_other() {
@@ -108,7 +123,34 @@ mod tests {
             (bufs(&found[2], false), bufs(&found[2], true)),
             (vec![dy, x, mean, rstd], vec![gain_grad, bias_grad])
         );
-        let conflict = found[1].effects.iter().any(|a| found[2].effects.iter().any(|b| a.conflicts(b)));
-        assert!(!conflict);
+        let conflict = |a: &Unit<'_>, b: &Unit<'_>| a.effects.iter().any(|x| b.effects.iter().any(|y| x.conflicts(y)));
+        assert!(!conflict(&found[1], &found[2]));
+
+        // Column sums and transposed codes are made from what the rows' piece writes, and belong to the other one.
+        let [plus, out, sums, scale, codes, transposed, scale_inv] = [8, 9, 10, 11, 12, 13, 14].map(Buf);
+        let producer = Producer::LayerNormGrad { dy, x, gain, mean, rstd, gain_grad, bias_grad };
+        let of_rows = Codes {
+            format: Format::E5M2,
+            scale: Scalar { buf: scale, index: 0 },
+            codes,
+            transposed: Some(transposed),
+            beside: None,
+            scale_inv,
+            amax: None,
+            flag: None,
+        };
+        let outputs = Outputs { values: Some(out), codes: Some(of_rows), column_sums: Some(sums) };
+        let fused = Fused { residual: None, producer, plus: Some(plus), rows: 8, cols: 8, outputs };
+        let cmds = [Cmd::Fused(Box::new(fused))];
+        let found = units(&cmds, &|_| Some(64));
+        assert_eq!(
+            (bufs(&found[0], false), bufs(&found[0], true)),
+            (vec![dy, x, gain, mean, rstd, plus, scale], vec![out, codes, scale_inv])
+        );
+        assert_eq!(
+            (bufs(&found[1], false), bufs(&found[1], true)),
+            (vec![dy, x, mean, rstd, out, codes], vec![gain_grad, bias_grad, sums, transposed])
+        );
+        assert!(conflict(&found[0], &found[1]));
     }
 }

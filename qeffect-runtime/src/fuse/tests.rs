@@ -178,6 +178,12 @@ impl Bench {
             if dice.below(3) == 0 && value != other && value != out {
                 cmds.push(Cmd::Add { a: value, b: other, out });
                 if dice.below(2) == 0 {
+                    if dice.below(2) == 0 {
+                        cmds.push(Cmd::ColumnSums { x: out, out: sums, cols });
+                    }
+                    if dice.below(2) == 0 {
+                        cmds.push(self.cast(dice, out));
+                    }
                     cmds.push(Cmd::Fill { dst: value, value: 0.5 });
                     return cmds;
                 }
@@ -200,7 +206,7 @@ impl Bench {
 #[test]
 fn random_lists_keep_their_bits() {
     let mut names = BTreeMap::new();
-    let (mut dropped, mut residuals, mut sums) = (0, 0, 0);
+    let (mut dropped, mut residuals, mut sums, mut cast_sums) = (0, 0, 0, 0);
     for seed in 0..400 {
         let mut dice = Dice(seed, 0);
         let [mut plain, mut joined] = [Bench::new(seed), Bench::new(seed)];
@@ -214,6 +220,7 @@ fn random_lists_keep_their_bits() {
                 dropped += usize::from(fused.needs_scratch());
                 residuals += usize::from(fused.residual.is_some());
                 sums += usize::from(fused.plus.is_some());
+                cast_sums += usize::from(fused.plus.is_some() && fused.outputs.codes.is_some());
             }
         }
         cmds.iter().for_each(|cmd| plain.device.issue(cmd).unwrap());
@@ -221,7 +228,8 @@ fn random_lists_keep_their_bits() {
         assert_eq!(plain.contents(&kept), joined.contents(&kept), "seed {seed}: {cmds:#?} became {fused:#?}");
     }
     assert_eq!(names.len(), 12, "every producer was met: {names:?}");
-    assert!(dropped > 100 && residuals > 20 && sums > 20, "{dropped}, {residuals}, {sums}");
+    let counts = (dropped, residuals, sums, cast_sums);
+    assert!(dropped > 100 && residuals > 20 && sums > 20 && cast_sums > 5, "{counts:?}");
 }
 
 fn sizes(_: Buf) -> Option<usize> {
@@ -268,4 +276,34 @@ fn a_value_is_stored_where_somebody_reads_it() {
     assert!(stored(vec![Cmd::Copy { src: y, dst: z }], &[]));
     assert!(!stored(vec![Cmd::Copy { src: x, dst: y }, Cmd::Copy { src: y, dst: z }], &[y]), "written anew before");
     assert!(stored(vec![Cmd::CopyIf { flag: bench.flag, src: x, dst: y }], &[y]), "perhaps not written");
+}
+
+#[test]
+fn the_gradient_of_a_norm_takes_in_the_sum_behind_it_and_what_is_taken_from_that() {
+    let bench = Bench::new(0);
+    let [dy, x, dx, other, out] = [0, 1, 2, 3, 4].map(|i| bench.matrices[i]);
+    let [gain, gain_grad, sums] = [0, 1, 2].map(|i| bench.per_column[i]);
+    let (rstd, cols) = (bench.per_row[0], COLS);
+    let norm = Cmd::RmsNormGrad { dy, x, gain, rstd, dx, gain_grad, cols };
+    let cast = |src| [Cmd::ColumnSums { x: src, out: sums, cols }, bench.cast(&mut Dice(1, 0), src)];
+    let fused = |between: Vec<Cmd>, src, kept: &[Buf]| {
+        let cmds = [vec![norm.clone()], between, cast(src).to_vec()].concat();
+        fuse(cmds, &|buf| kept.contains(&buf), &sizes)
+    };
+    // The sum, or without one the gradient itself, is stored though nobody reads it.
+    let sum = Cmd::Add { a: other, b: dx, out };
+    for (between, src, plus) in [(vec![sum.clone()], out, Some(other)), (vec![], dx, None)] {
+        let list = fused(between, src, &[]);
+        let [Cmd::Fused(only)] = &list[..] else { panic!("{list:?}") };
+        assert_eq!((only.name(), only.plus, only.outputs.values), ("fused_rms_norm_grad", plus, Some(src)));
+        assert_eq!(only.outputs.column_sums, Some(sums));
+        assert!(only.outputs.codes.is_some());
+    }
+    // Where somebody reads the gradient before the sum, both are made, and the cast is that of the sum.
+    let list = fused(vec![sum.clone()], out, &[dx]);
+    assert!(matches!(&list[..], [Cmd::RmsNormGrad { .. }, Cmd::Add { .. }, Cmd::Fused(_)]), "{list:?}");
+    // A scale that moves between the two keeps the cast apart.
+    let list = fused(vec![sum, Cmd::Fill { dst: bench.scales, value: 2.0 }], out, &[]);
+    let [Cmd::Fused(first), Cmd::Fill { .. }, Cmd::Quantise { .. }] = &list[..] else { panic!("{list:?}") };
+    assert_eq!((first.outputs.codes, first.outputs.column_sums), (None, Some(sums)));
 }

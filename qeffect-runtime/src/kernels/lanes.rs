@@ -3,6 +3,8 @@
 //! What a thread there has no element for adds zero. Sums start from zero and so are never -0, to which adding zero would
 //! make a difference: such additions are left out here, except where a sum starts from an element.
 
+use std::ops::Range;
+
 use super::real::{Elem, Real};
 
 /// Threads that share a row of a norm.
@@ -77,27 +79,32 @@ pub(crate) fn strided_sum<A: Real>(x: &[A]) -> A {
     fold_tree(&mut lanes, 256)
 }
 
-/// `out[j] = Σ x[i, j]`: four rows ascending, the sixteen such sums of a tile of 64 rows ascending, tiles ascending.
+/// `out[j] = Σ x[i, j]`, in the order of [`tiled_sums`].
 #[inline(always)]
 pub(crate) fn tiled_column_sums<E: Elem>(x: &[E], columns: usize, out: &mut [E::Acc]) {
-    let zero = E::Acc::ZERO;
-    let rows = x.len() / columns;
+    tiled_sums(x.len() / columns, out, |row, across| x[row * columns..][..columns][across].iter().map(|x| x.load()));
+}
+
+/// Sums of columns: four rows ascending, the sixteen such sums of a tile of 64 rows ascending, tiles ascending. `line` gives
+/// the values of some columns of a row.
+#[inline(always)]
+fn tiled_sums<A: Real, I: Iterator<Item = A>>(rows: usize, out: &mut [A], line: impl Fn(usize, Range<usize>) -> I) {
+    let zero = A::ZERO;
     out.fill(zero);
     for (block, out) in out.chunks_mut(TILE).enumerate() {
-        let width = out.len();
-        let row = |row: usize| &x[row * columns + block * TILE..][..width];
+        let across = block * TILE..block * TILE + out.len();
         for first in (0..rows).step_by(TILE) {
             let end = rows.min(first + TILE);
             let mut tile = [zero; TILE];
             for top in (first..end).step_by(QUAD) {
                 let bottom = end.min(top + QUAD);
                 let mut quad = [zero; TILE];
-                for (sum, x) in quad.iter_mut().zip(row(top)) {
-                    *sum = x.load();
+                for (sum, x) in quad.iter_mut().zip(line(top, across.clone())) {
+                    *sum = x;
                 }
                 for i in top + 1..bottom {
-                    for (sum, x) in quad.iter_mut().zip(row(i)) {
-                        *sum = *sum + x.load();
+                    for (sum, x) in quad.iter_mut().zip(line(i, across.clone())) {
+                        *sum = *sum + x;
                     }
                 }
                 let (short, start) = (bottom < top + QUAD, top == first);
@@ -116,8 +123,7 @@ pub(crate) fn tiled_column_sums<E: Elem>(x: &[E], columns: usize, out: &mut [E::
 }
 
 /// Gradients of a norm's gain and bias: `gain[j] = Σ dy[i, j] · normal[i, j]` and `bias[j] = Σ dy[i, j]`, with
-/// `normal = (x - mean) · rstd`. In pieces of 64 rows, of which 32 lanes have two each and are folded as a tree; pieces
-/// ascending. Without means nothing is subtracted.
+/// `normal = (x - mean) · rstd`, in the order of [`tiled_sums`]. Without means nothing is subtracted.
 #[inline(always)]
 pub(crate) fn norm_gradients<E: Elem>(
     x: &[E],
@@ -125,59 +131,16 @@ pub(crate) fn norm_gradients<E: Elem>(
     mean: Option<&[E::Acc]>,
     rstd: &[E::Acc],
     gain: &mut [E::Acc],
-    mut bias: Option<&mut [E::Acc]>,
+    bias: Option<&mut [E::Acc]>,
 ) {
-    let zero = E::Acc::ZERO;
-    let (rows, columns) = (rstd.len(), gain.len());
-    gain.fill(zero);
-    if let Some(bias) = &mut bias {
-        bias.fill(zero);
-    }
-    for first in (0..rows).step_by(TILE) {
-        let end = rows.min(first + TILE);
-        for column in (0..columns).step_by(TILE) {
-            let width = TILE.min(columns - column);
-            let mut gains = [[zero; TILE]; WARP];
-            let mut biases = [[zero; TILE]; WARP];
-            for row in first..end {
-                let lane = (row - first) % WARP;
-                let at = row * columns + column;
-                let (center, factor) = (mean.map_or(zero, |mean| mean[row]), rstd[row]);
-                let sums = gains[lane].iter_mut().zip(&mut biases[lane]);
-                for ((gain, bias), (x, dy)) in sums.zip(x[at..at + width].iter().zip(&dy[at..at + width])) {
-                    let dy = dy.load();
-                    *gain = *gain + dy * ((x.load() - center) * factor);
-                    *bias = *bias + dy;
-                }
-            }
-            fold_lines(&mut gains, end - first);
-            add_piece(&mut gain[column..column + width], &gains[0]);
-            if let Some(bias) = &mut bias {
-                fold_lines(&mut biases, end - first);
-                add_piece(&mut bias[column..column + width], &biases[0]);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn fold_lines<A: Real>(lines: &mut [[A; TILE]; WARP], used: usize) {
-    let mut width = WARP / 2;
-    while width > 0 {
-        let (low, high) = lines.split_at_mut(width);
-        for (low, high) in low.iter_mut().zip(high).take(used.min(2 * width).saturating_sub(width)) {
-            for (low, high) in low.iter_mut().zip(high) {
-                *low = *low + *high;
-            }
-        }
-        width /= 2;
-    }
-}
-
-#[inline(always)]
-fn add_piece<A: Real>(total: &mut [A], piece: &[A; TILE]) {
-    for (total, piece) in total.iter_mut().zip(piece) {
-        *total = *total + *piece;
+    let columns = gain.len();
+    tiled_sums(rstd.len(), gain, |row, across| {
+        let (center, factor) = (mean.map_or(E::Acc::ZERO, |mean| mean[row]), rstd[row]);
+        let at = row * columns + across.start..row * columns + across.end;
+        x[at.clone()].iter().zip(&dy[at]).map(move |(x, dy)| dy.load() * ((x.load() - center) * factor))
+    });
+    if let Some(bias) = bias {
+        tiled_column_sums(dy, columns, bias);
     }
 }
 
@@ -255,27 +218,20 @@ mod tests {
     }
 
     #[test]
-    fn gradients_of_a_norm_are_added_in_pieces() {
+    fn gradients_of_a_norm_are_added_as_tiles_add_them() {
         for (rows, columns) in [(1, 3), (31, 2), (33, 70), (64, 64), (150, 5)] {
             let (x, dy) = (stored::<f32>(&numbers(5, rows * columns)), stored::<f32>(&numbers(6, rows * columns)));
             let (mean, rstd) = (stored::<f32>(&numbers(7, rows)), stored::<f32>(&numbers(8, rows)));
-            let (mut gain, mut bias) = (vec![f32::NAN; columns], vec![f32::NAN; columns]);
-            norm_gradients(&x, &dy, Some(&mean), &rstd, &mut gain, Some(&mut bias));
-            for column in 0..columns {
-                let sum = |value: &dyn Fn(usize) -> f32| {
-                    let piece = |first: usize| {
-                        let lane = |lane: usize| {
-                            [first + lane, first + 32 + lane].into_iter().filter(|row| *row < rows).map(value).sum()
-                        };
-                        let lanes: Vec<f32> = (0..32).map(lane).collect();
-                        warp(&lanes)
-                    };
-                    (0..rows.div_ceil(64)).map(|i| piece(64 * i)).fold(0f32, |sum, piece| sum + piece)
-                };
-                let at = |row: usize| row * columns + column;
-                let want = sum(&|row| dy[at(row)] * ((x[at(row)] - mean[row]) * rstd[row]));
-                assert_eq!(gain[column].to_bits(), want.to_bits());
-                assert_eq!(bias[column].to_bits(), sum(&|row| dy[at(row)]).to_bits());
+            for mean in [Some(&mean[..]), None] {
+                let (mut gain, mut bias) = (vec![f32::NAN; columns], vec![f32::NAN; columns]);
+                norm_gradients(&x, &dy, mean, &rstd, &mut gain, Some(&mut bias));
+                let center = |row: usize| mean.map_or(0.0, |mean| mean[row]);
+                let normal = |i: usize| (x[i] - center(i / columns)) * rstd[i / columns];
+                let terms: Vec<f32> = (0..rows * columns).map(|i| dy[i] * normal(i)).collect();
+                for column in 0..columns {
+                    assert_eq!(gain[column].to_bits(), tiles(&terms, columns, column).to_bits());
+                    assert_eq!(bias[column].to_bits(), tiles(&dy, columns, column).to_bits());
+                }
             }
         }
     }
