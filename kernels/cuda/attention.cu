@@ -18,14 +18,6 @@ struct Shape {
     float scale;                             // 1 / √dim
 };
 
-constexpr float LOG2_E = 1.44269504088896340736f;
-
-__device__ __forceinline__ float power_of_two(float x) {
-    float value;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(value) : "f"(x));
-    return value;
-}
-
 // Where a sequence and head lie. Heads share keys and values in equal groups of neighbours.
 struct Place {
     int stride, hidden;   // elements of a row of qkv, and of the output

@@ -8,37 +8,54 @@
 
 // A bf16 matrix as it is.
 struct Stored {
+    using Raw = uint4;
     const u16* x;
     int columns;
 
-    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
-        load8(x + (i64)row * columns + column, count, wide, v);
+    __device__ __forceinline__ void fetch(int row, int column, int count, bool wide, Raw& raw) const {
+        raw = load8_raw(x + (i64)row * columns + column, count, wide);
     }
+    __device__ __forceinline__ void make(const Raw& raw, int, int, bool, float (&v)[8]) const { unpack8(raw, v); }
 };
 
 // A float matrix as it is: master weights.
 struct Master {
+    struct Raw {
+        float v[8];
+    };
     const float* x;
     int columns;
 
-    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
-        load8(x + (i64)row * columns + column, count, wide, v);
+    __device__ __forceinline__ void fetch(int row, int column, int count, bool wide, Raw& raw) const {
+        load8(x + (i64)row * columns + column, count, wide, raw.v);
+    }
+    __device__ __forceinline__ void make(const Raw& raw, int, int, bool, float (&v)[8]) const {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = raw.v[i];
     }
 };
 
 // Layer norm, from statistics: (x - mean) · rstd · gamma + beta; RMS norm where mean and beta are null.
 struct Normalised {
+    struct Raw {
+        uint4 x;
+        float center, factor;
+    };
     const u16* x;
     const float *mean, *rstd, *gamma, *beta;
     int columns;
 
-    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+    __device__ __forceinline__ void fetch(int row, int column, int count, bool wide, Raw& raw) const {
+        raw.x = load8_raw(x + (i64)row * columns + column, count, wide);
+        raw.center = mean ? __ldg(mean + row) : 0.0f;
+        raw.factor = __ldg(rstd + row);
+    }
+    __device__ __forceinline__ void make(const Raw& raw, int column, int count, bool wide, float (&v)[8]) const {
         float g[8], b[8];
-        load8(x + (i64)row * columns + column, count, wide, v);
+        unpack8(raw.x, v);
         load8(gamma + column, count, wide, g);
-        const float center = mean ? mean[row] : 0.0f, factor = rstd[row];
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = (v[i] - center) * factor * g[i];
+        for (int i = 0; i < 8; i++) v[i] = (v[i] - raw.center) * raw.factor * g[i];
         if (beta) {
             load8(beta + column, count, wide, b);
 #pragma unroll
@@ -49,64 +66,66 @@ struct Normalised {
     }
 };
 
-struct Gelu {
+// Values of one matrix, each by itself. F(0) is 0.
+template <float (*F)(float)>
+struct Each {
+    using Raw = uint4;
     const u16* x;
     int columns;
 
-    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
-        load8(x + (i64)row * columns + column, count, wide, v);
+    __device__ __forceinline__ void fetch(int row, int column, int count, bool wide, Raw& raw) const {
+        raw = load8_raw(x + (i64)row * columns + column, count, wide);
+    }
+    __device__ __forceinline__ void make(const Raw& raw, int, int, bool, float (&v)[8]) const {
+        unpack8(raw, v);
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = round_bf16(gelu(v[i]));
+        for (int i = 0; i < 8; i++) v[i] = round_bf16(F(v[i]));
     }
 };
+using Gelu = Each<gelu>;
+using Silu = Each<silu>;
 
-struct GeluGradient {
+struct Two {
+    uint4 x, y;
+};
+
+// Values of a matrix and one beside it. F(0, 0) is 0.
+template <float (*F)(float, float)>
+struct Both {
+    using Raw = Two;
     const u16 *x, *dy;
     int columns;
 
-    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+    __device__ __forceinline__ void fetch(int row, int column, int count, bool wide, Raw& raw) const {
+        raw.x = load8_raw(x + (i64)row * columns + column, count, wide);
+        raw.y = load8_raw(dy + (i64)row * columns + column, count, wide);
+    }
+    __device__ __forceinline__ void make(const Raw& raw, int, int, bool, float (&v)[8]) const {
         float upper[8];
-        load8(x + (i64)row * columns + column, count, wide, v);
-        load8(dy + (i64)row * columns + column, count, wide, upper);
+        unpack8(raw.x, v);
+        unpack8(raw.y, upper);
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = round_bf16(gelu_gradient(v[i], upper[i]));
+        for (int i = 0; i < 8; i++) v[i] = round_bf16(F(v[i], upper[i]));
     }
 };
-
-struct Silu {
-    const u16* x;
-    int columns;
-
-    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
-        load8(x + (i64)row * columns + column, count, wide, v);
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = round_bf16(silu(v[i]));
-    }
-};
-
-struct SiluGradient {
-    const u16 *x, *dy;
-    int columns;
-
-    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
-        float upper[8];
-        load8(x + (i64)row * columns + column, count, wide, v);
-        load8(dy + (i64)row * columns + column, count, wide, upper);
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = round_bf16(upper[i] * silu_slope(v[i]));
-    }
-};
+using GeluGradient = Both<gelu_gradient>;
+using SiluGradient = Both<silu_gradient>;
 
 // silu(gate) · up; a row of x holds all gates, then all ups. Columns are a multiple of 8.
 struct Swiglu {
+    using Raw = Two;
     const u16* x;
     int columns;
 
-    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
-        float up[8];
+    __device__ __forceinline__ void fetch(int row, int column, int count, bool wide, Raw& raw) const {
         const u16* gate = x + (i64)row * 2 * columns + column;
-        load8(gate, count, wide, v);
-        load8(gate + columns, count, wide, up);
+        raw.x = load8_raw(gate, count, wide);
+        raw.y = load8_raw(gate + columns, count, wide);
+    }
+    __device__ __forceinline__ void make(const Raw& raw, int, int, bool, float (&v)[8]) const {
+        float up[8];
+        unpack8(raw.x, v);
+        unpack8(raw.y, up);
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = round_bf16(silu(v[i]) * up[i]);
     }
@@ -114,36 +133,53 @@ struct Swiglu {
 
 // Gradients of gates, then of ups; `columns` are those of both.
 struct SwigluGradient {
+    struct Raw {
+        uint4 gate, up, dy;
+    };
     const u16 *x, *dy;
     int columns;
 
-    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
+    __device__ __forceinline__ void fetch(int row, int column, int count, bool wide, Raw& raw) const {
         const int half = columns / 2, at = column < half ? column : column - half;
+        raw.gate = load8_raw(x + (i64)row * columns + at, count, wide);
+        raw.up = load8_raw(x + (i64)row * columns + half + at, count, wide);
+        raw.dy = load8_raw(dy + (i64)row * half + at, count, wide);
+    }
+    __device__ __forceinline__ void make(const Raw& raw, int column, int, bool, float (&v)[8]) const {
         float gate[8], up[8];
-        load8(x + (i64)row * columns + at, count, wide, gate);
-        load8(x + (i64)row * columns + half + at, count, wide, up);
-        load8(dy + (i64)row * half + at, count, wide, v);
+        unpack8(raw.gate, gate);
+        unpack8(raw.up, up);
+        unpack8(raw.dy, v);
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            v[i] = round_bf16(column < half ? v[i] * up[i] * silu_slope(gate[i]) : v[i] * silu(gate[i]));
+            v[i] = round_bf16(column < columns / 2 ? v[i] * up[i] * silu_slope(gate[i]) : v[i] * silu(gate[i]));
     }
 };
 
-// Gradient of the cross-entropy: (softmax - onehot) · factor.
+// Gradient of the cross-entropy: (softmax - onehot) · factor, with the hardware's powers of two.
 struct LossGradient {
+    struct Raw {
+        uint4 logits;
+        u32 target;
+        float shift;
+    };
     const u16* logits;
     const u32* targets;
     const float* lse;
     float factor;
     int columns;
 
-    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&v)[8]) const {
-        load8(logits + (i64)row * columns + column, count, wide, v);
-        const float shift = lse[row];
-        const i64 target = (i64)targets[row] - column;
+    __device__ __forceinline__ void fetch(int row, int column, int count, bool wide, Raw& raw) const {
+        raw.logits = load8_raw(logits + (i64)row * columns + column, count, wide);
+        raw.target = __ldg(targets + row);
+        raw.shift = __ldg(lse + row);
+    }
+    __device__ __forceinline__ void make(const Raw& raw, int column, int count, bool, float (&v)[8]) const {
+        unpack8(raw.logits, v);
+        const i64 target = (i64)raw.target - column;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const float mass = exponential(v[i] - shift);
+            const float mass = power_of_two((v[i] - raw.shift) * LOG2_E);
             v[i] = i < count ? round_bf16((i == target ? mass - 1.0f : mass) * factor) : 0.0f;
         }
     }

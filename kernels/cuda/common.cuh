@@ -1,4 +1,4 @@
-// What every kernel shares: types, conversions, reductions of a fixed order, and the exponential of the cpu device.
+// What every kernel shares: types, conversions, reductions of a fixed order, and functions with the bits of the cpu device.
 //
 // No header of CUDA is included: NVRTC finds none where only its library is installed.
 #pragma once
@@ -213,13 +213,22 @@ struct Magnitudes {
 
 // ---- functions ----
 
-// e^x, operation for operation as the cpu device computes it: 2^n · e^r with n = round(x / ln 2) and e^r a polynomial;
-// within two units in the last place, results below the smallest normal number are 0.
-__device__ __forceinline__ float exponential(float x) {
+constexpr float LOG2_E = 1.44269504088896340736f;
+
+// The hardware's power of two: within two units in the last place.
+__device__ __forceinline__ float power_of_two(float x) {
+    float value;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(value) : "f"(x));
+    return value;
+}
+
+// 1 + e^x, operation for operation as the cpu device computes it: 2^n · e^r with n = round(x / ln 2) and e^r a polynomial,
+// within two units in the last place. Of NaN it is some number.
+__device__ __forceinline__ float one_plus_exponential(float x) {
     const float lowest = -87.33654f, highest = 88.72283f, ln2_high = 0.6933594f, ln2_low = -2.1219444e-4f;
     const float rounder = 12582912.0f;
     const float bounded = fminf(fmaxf(x, lowest), highest);
-    const float shifted = bounded * 1.44269504088896340736f + rounder;
+    const float shifted = bounded * LOG2_E + rounder;
     const float n = shifted - rounder;
     const float r = (bounded - n * ln2_high) - n * ln2_low;
     float p = 1.9875691e-4f;
@@ -230,17 +239,17 @@ __device__ __forceinline__ float exponential(float x) {
     p = p * r + 5e-1f;
     p = (p * (r * r) + r) + 1.0f;
     // n is added to the exponent of p: its bits are the low ones of `shifted`, whose high ones fall off. As p · 2^n is a normal
-    // number everywhere, this is its product with 2^n.
-    float value = __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
-    value = x < lowest ? 0.0f : value;
-    value = x > highest ? __uint_as_float(INFINITY_BITS) : value;
-    return x != x ? x : value;
+    // number everywhere, this is its product with 2^n. What is below the smallest is nothing beside 1.
+    const float value = __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
+    return 1.0f + (x > highest ? __uint_as_float(INFINITY_BITS) : value);
 }
+
+// The logistic function, 1 / (1 + e^-x). What becomes of NaN does not matter: it is multiplied by what is NaN, too.
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / one_plus_exponential(-x); }
 
 // GELU in its tanh form, which is x · sigmoid(2u) with u = √(2/π) (x + 0.044715 x³).
 __device__ __forceinline__ float gelu_gate(float x) {
-    const float twice_u = 1.5957691216057307f * x * (1.0f + 0.044715f * x * x);
-    return 1.0f / (1.0f + exponential(-twice_u));
+    return sigmoid(1.5957691216057307f * x * (1.0f + 0.044715f * x * x));
 }
 
 __device__ __forceinline__ float gelu(float x) { return x * gelu_gate(x); }
@@ -251,11 +260,11 @@ __device__ __forceinline__ float gelu_gradient(float x, float dy) {
 }
 
 // SiLU, x · sigmoid(x).
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
-
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 
 __device__ __forceinline__ float silu_slope(float x) {
     const float gate = sigmoid(x);
     return gate * (1.0f + x * (1.0f - gate));
 }
+
+__device__ __forceinline__ float silu_gradient(float x, float dy) { return dy * silu_slope(x); }

@@ -203,6 +203,58 @@ struct AdamStep {
     }
 };
 
+// ---- a run of neighbours at once ----
+
+// `count` of N values from `p` on, the others zero. `wide`: all are there, and p is aligned to as many, at most 16 bytes.
+__device__ __forceinline__ void load_run(const float* p, int count, bool wide, float (&v)[8]) { load8_own(p, count, wide, v); }
+__device__ __forceinline__ void load_run(const u16* p, int count, bool wide, float (&v)[8]) { load8(p, count, wide, v); }
+
+__device__ __forceinline__ void load_run(const float* p, int count, bool wide, float (&v)[4]) {
+    if (wide) {
+        const float4 a = *reinterpret_cast<const float4*>(p);
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = i < count ? p[i] : 0.0f;
+    }
+}
+
+__device__ __forceinline__ void load_run(const u16* p, int count, bool wide, float (&v)[4]) {
+    if (wide) {
+        const uint2 raw = *reinterpret_cast<const uint2*>(p);
+        v[0] = __uint_as_float(raw.x << 16), v[1] = __uint_as_float(raw.x & 0xFFFF0000u);
+        v[2] = __uint_as_float(raw.y << 16), v[3] = __uint_as_float(raw.y & 0xFFFF0000u);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = i < count ? from_bf16(p[i]) : 0.0f;
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void store_run(T* p, int count, bool wide, const float (&v)[8]) {
+    store8(p, count, wide, v);
+}
+
+__device__ __forceinline__ void store_run(float* p, int count, bool wide, const float (&v)[4]) {
+    if (wide) {
+        *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i < count) p[i] = v[i];
+    }
+}
+
+__device__ __forceinline__ void store_run(u16* p, int count, bool wide, const float (&v)[4]) {
+    if (wide) {
+        *reinterpret_cast<uint2*>(p) = make_uint2(to_bf16x2(v[0], v[1]), to_bf16x2(v[2], v[3]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i < count) p[i] = to_bf16(v[i]);
+    }
+}
+
 // The tensors of a parameter.
 template <class G>
 struct Updates {
@@ -210,99 +262,123 @@ struct Updates {
     Gradient<G> gradient;
     float *weight, *first, *second;
 
-    // New weights of eight elements that lie in one row.
-    __device__ __forceinline__ void run(i64 at, int count, bool wide, float (&w)[8]) const {
-        float g[8], m[8], v[8];
-        load(at, count, wide, g, w, m, v);
-        finish(at, count, wide, g, w, m, v);
+    // Old values of N elements that lie in one row.
+    template <int N>
+    __device__ __forceinline__ void load(i64 at, int count, bool wide, float (&g)[N], float (&w)[N], float (&m)[N],
+                                         float (&v)[N]) const {
+#pragma unroll
+        for (int i = 0; i < N; i++) g[i] = 0.0f;
+        if (gradient.read(at)) load_run(gradient.values + at, count, wide, g);
+        load_run(weight + at, count, wide, w);
+        load_run(first + at, count, wide, m);
+        load_run(second + at, count, wide, v);
     }
 
-    __device__ __forceinline__ void load(i64 at, int count, bool wide, float (&g)[8], float (&w)[8], float (&m)[8],
-                                         float (&v)[8]) const {
+    // Makes new ones of them, and stores those.
+    template <int N>
+    __device__ __forceinline__ void finish(i64 at, int count, bool wide, const float (&g)[N], float (&w)[N], float (&m)[N],
+                                           float (&v)[N]) const {
 #pragma unroll
-        for (int i = 0; i < 8; i++) g[i] = 0.0f;
-        if (gradient.read(at)) load8(gradient.values + at, count, wide, g);
-        load8_own(weight + at, count, wide, w);
-        load8_own(first + at, count, wide, m);
-        load8_own(second + at, count, wide, v);
-    }
-
-    __device__ __forceinline__ void finish(i64 at, int count, bool wide, const float (&g)[8], float (&w)[8], float (&m)[8],
-                                           float (&v)[8]) const {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < N; i++)
             if (i < count) step.update(g[i], w[i], m[i], v[i]);
-        store8(weight + at, count, wide, w);
-        store8(first + at, count, wide, m);
-        store8(second + at, count, wide, v);
+        store_run(weight + at, count, wide, w);
+        store_run(first + at, count, wide, m);
+        store_run(second + at, count, wide, v);
     }
 };
 
-// Updates weights where they lie, a tile at a time, and hands the new ones to the cast.
-template <class G>
-struct Updated {
-    Updates<G> updates;
-    int columns;
-
-    __device__ __forceinline__ void load(int row, int column, int count, bool wide, float (&w)[8]) const {
-        updates.run((i64)row * columns + column, count, wide, w);
-    }
-};
-
-// All four rows of a thread are asked for before any is written, which the compiler may not do by itself: 5 % less time.
-template <class G>
-constexpr int ROWS_AT_ONCE<Updated<G>> = 4;
-
-template <class G>
-__device__ __forceinline__ void load_rows(const Updated<G>& updated, int row, int rows, int column, int count, bool wide,
-                                          float (&w)[4][8]) {
-    const i64 at = (i64)row * updated.columns + column;
-    if (row + 4 <= rows && wide) {
-        float g[4][8], m[4][8], v[4][8];
-#pragma unroll
-        for (int r = 0; r < 4; r++) updated.updates.load(at + (i64)r * updated.columns, 8, true, g[r], w[r], m[r], v[r]);
-#pragma unroll
-        for (int r = 0; r < 4; r++) updated.updates.finish(at + (i64)r * updated.columns, 8, true, g[r], w[r], m[r], v[r]);
-        return;
-    }
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        if (row + r < rows && count > 0) {
-            updated.load(row + r, column, count, wide, w[r]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 8; i++) w[r][i] = 0.0f;
-        }
-    }
-}
+constexpr int UPDATE_THREADS = 256;
 
 template <class G>
 __device__ __forceinline__ void update_run(const Updates<G>& updates, u16* copy, i64 length) {
-    const i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    const i64 at = ((i64)blockIdx.x * UPDATE_THREADS + threadIdx.x) * 8;
     if (at >= length) return;
     const int count = (int)min(length - at, (i64)8);
-    float w[8];
-    updates.run(at, count, count == 8, w);
+    float g[8], w[8], m[8], v[8];
+    updates.load(at, count, count == 8, g, w, m, v);
+    updates.finish(at, count, count == 8, g, w, m, v);
     if (copy) store8(copy + at, count, count == 8, w);
 }
 
+// The same of a tile of 64 rows and columns, and the codes of the new weights in both layouts: as `cast_tile`, with four
+// columns to a thread, so that a warp's accesses lie without gaps. A thread asks for all of its four rows before it writes
+// one, which the compiler may not do by itself; where the rows are whole, no branch stands between the loads.
+template <class G>
+__device__ __forceinline__ void update_tile(const Updates<G>& updates, const Sink& sink, int rows, int columns) {
+    constexpr int LINE = TILE / 4 + 1; // words of four rows, and one against bank conflicts
+    __shared__ u32 words[TILE * LINE];
+    const int group = threadIdx.x & 15, quad = threadIdx.x >> 4;
+    const int top = blockIdx.y * TILE, row = top + quad * 4, column = blockIdx.x * TILE + group * 4;
+    const int count = min(max(columns - column, 0), 4), down = count > 0 ? rows - row : 0;
+    const bool wide = (columns & 3) == 0 && count == 4;
+    const i64 at = (i64)row * columns + column;
+    const float scale = sink.codes ? *sink.scale : 0.0f;
+    float w[4][4] = {};
+    auto all = [&](int down, int count, bool wide) {
+        float g[4][4], m[4][4], v[4][4];
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            if (r < down) updates.load(at + (i64)r * columns, count, wide, g[r], w[r], m[r], v[r]);
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            if (r < down) updates.finish(at + (i64)r * columns, count, wide, g[r], w[r], m[r], v[r]);
+    };
+    if (wide && down >= 4) {
+        all(4, 4, true);
+    } else {
+        all(down, count, wide);
+    }
+    Magnitudes seen;
+    u32 codes[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        const i64 to = at + (i64)r * columns;
+#pragma unroll
+        for (int i = 0; i < 4; i++) seen.see(w[r][i]);
+        codes[r] = E4M3::encode4(w[r][0] * scale, w[r][1] * scale, w[r][2] * scale, w[r][3] * scale);
+        if (r >= down) continue;
+        if (sink.values) store_run(sink.values + to, count, wide, w[r]);
+        if (!sink.codes) continue;
+        if (wide) {
+            *reinterpret_cast<u32*>(sink.codes + to) = codes[r];
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (i < count) sink.codes[to + i] = (u8)(codes[r] >> (8 * i));
+        }
+    }
+    seen.publish(sink.codes ? sink.amax : nullptr, sink.flag);
+    if (sink.codes && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *sink.scale_inv = 1.0f / scale;
+    if (!sink.transposed) return;
+    u32 lines[4];
+    transpose4(codes, lines);
+#pragma unroll
+    for (int i = 0; i < 4; i++) words[(group * 4 + i) * LINE + quad] = lines[i];
+    __syncthreads();
+    const int line = threadIdx.x >> 2, part = threadIdx.x & 3, first = top + part * 16;
+    if (blockIdx.x * TILE + line >= columns || first >= rows) return;
+    const u32* from = words + line * LINE + part * 4;
+    store_line(sink.transposed + (i64)(blockIdx.x * TILE + line) * sink.line + first,
+               make_uint4(from[0], from[1], from[2], from[3]), rows - first, (sink.line & 15) == 0);
+}
+
 // A matrix: weights, moments, and the codes of the new weights in both layouts with the scale in force.
-KERNEL(adamw_e4m3, TILE_THREADS)
+KERNEL(adamw_e4m3, UPDATE_THREADS)
 (Adam adam, const float* gradient, float* weight, float* first, float* second, Sink sink, int rows, int columns) {
     if (*adam.unless) return;
     const Updates<float> updates{AdamStep(adam), {gradient, nullptr, 1}, weight, first, second};
-    cast_tile<E4M3>(Updated<float>{updates, columns}, sink, rows, columns);
+    update_tile(updates, sink, rows, columns);
 }
 
-KERNEL(adamw_e4m3_bf16, TILE_THREADS)
+KERNEL(adamw_e4m3_bf16, UPDATE_THREADS)
 (Adam adam, const u16* gradient, float* weight, float* first, float* second, Sink sink, int rows, int columns) {
     if (*adam.unless) return;
     const Updates<u16> updates{AdamStep(adam), {gradient, nullptr, 1}, weight, first, second};
-    cast_tile<E4M3>(Updated<u16>{updates, columns}, sink, rows, columns);
+    update_tile(updates, sink, rows, columns);
 }
 
 // Any run of elements; with `copy`, also the nearest bf16 of each new weight.
-KERNEL(adamw, 256)
+KERNEL(adamw, UPDATE_THREADS)
 (Adam adam, const float* gradient, const u32* touched, i64 columns, float* weight, float* first, float* second, u16* copy,
  i64 length) {
     if (*adam.unless) return;
@@ -310,7 +386,7 @@ KERNEL(adamw, 256)
     update_run(updates, copy, length);
 }
 
-KERNEL(adamw_bf16, 256)
+KERNEL(adamw_bf16, UPDATE_THREADS)
 (Adam adam, const u16* gradient, const u32* touched, i64 columns, float* weight, float* first, float* second, u16* copy,
  i64 length) {
     if (*adam.unless) return;

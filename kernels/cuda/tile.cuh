@@ -72,21 +72,8 @@ __device__ __forceinline__ void store_line(u8* to, const uint4& bytes, int count
     }
 }
 
-// How many of its rows a thread asks for before it makes anything of them. More rows in flight, more registers.
-template <class Producer>
-constexpr int ROWS_AT_ONCE = 1;
-
-template <class Producer>
-__device__ __forceinline__ void load_rows(const Producer& producer, int row, int rows, int column, int count, bool wide,
-                                          float (&v)[1][8]) {
-    if (row < rows && count > 0) {
-        producer.load(row, column, count, wide, v[0]);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[0][i] = 0.0f;
-    }
-}
-
+// A producer has a type `Raw`, `fetch`, which asks for what a run of a row is made of, and `make`, which makes values of it.
+// A thread asks for all of its rows before it makes anything of the first; where they are whole, no branch stands between.
 template <class Format, class Producer>
 __device__ __forceinline__ void cast_tile(const Producer& producer, const Sink& sink, int rows, int columns) {
     __shared__ uint4 turned[TILE * TILE / 16];
@@ -102,12 +89,20 @@ __device__ __forceinline__ void cast_tile(const Producer& producer, const Sink& 
     Magnitudes seen;
     u32 codes[4][2];
     float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-    constexpr int AT_ONCE = ROWS_AT_ONCE<Producer>;
-    float loaded[AT_ONCE][8];
+    typename Producer::Raw raw[4];
+    if (wide && row + 4 <= rows) {
+#pragma unroll
+        for (int r = 0; r < 4; r++) producer.fetch(row + r, column, 8, true, raw[r]);
+    } else if (count > 0) {
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            if (row + r < rows) producer.fetch(row + r, column, count, wide, raw[r]);
+    }
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        if (r % AT_ONCE == 0) load_rows(producer, row + r, rows, column, count, wide, loaded);
-        const float(&v)[8] = loaded[r % AT_ONCE];
+        const bool there = row + r < rows && count > 0;
+        float v[8] = {};
+        if (there) producer.make(raw[r], column, count, wide, v);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             seen.see(v[i]);
@@ -115,7 +110,7 @@ __device__ __forceinline__ void cast_tile(const Producer& producer, const Sink& 
         }
         codes[r][0] = Format::encode4(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
         codes[r][1] = Format::encode4(v[4] * scale, v[5] * scale, v[6] * scale, v[7] * scale);
-        if (row + r >= rows || count == 0) continue;
+        if (!there) continue;
         const i64 at = (i64)(row + r) * columns + column;
         if (sink.values) store8(sink.values + at, count, wide, v);
         if (sink.codes) {

@@ -7,7 +7,7 @@ use cudarc::driver::CudaStream;
 use half::bf16;
 
 use super::cast::{Outputs, TILE};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::Span;
 use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, plain_arguments, rows_of};
 
@@ -16,6 +16,9 @@ pub const NORM_PIECE: usize = 4096;
 
 /// Up to so many pieces have a block each, else sixteen share one. The sums are the same.
 const FEW_PIECES: usize = 1024;
+
+/// Threads of a block that updates weights.
+const THREADS: usize = 256;
 
 /// What a step of AdamW needs besides its tensors.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -193,7 +196,7 @@ impl Kernels {
         let (values, touched, columns) = gradient.arguments(kernel, gradient.len())?;
         if partials.len() != pieces {
             let (operand, expected, found) = ("partials", pieces, partials.len());
-            return Err(crate::Error::Length { kernel, operand, expected, found });
+            return Err(Error::Length { kernel, operand, expected, found });
         }
         let len = gradient.len() as i64;
         let arguments: [&dyn Argument; 6] = [&values, &touched, &columns, &factor, &partials, &len];
@@ -231,7 +234,7 @@ impl Kernels {
         let (adam, copy, size) = (adam.argument(kernel)?, optional(copy), len as i64);
         let arguments: [&dyn Argument; 9] =
             [&adam, &values, &touched, &columns, &weight, &first, &second, &copy, &size];
-        self.launch(stream, kernel, [len.div_ceil(256 * 8), 1], 256, 0, &arguments)
+        self.launch(stream, kernel, [len.div_ceil(THREADS * 8), 1], THREADS, 0, &arguments)
     }
 
     /// A step over a matrix, and the E4M3 codes of its new weights.
@@ -247,11 +250,14 @@ impl Kernels {
         let kernel = gradient.pick(["adamw_e4m3", "adamw_e4m3_bf16"]);
         let (down, across) = (dimension(kernel, "rows", rows)?, dimension(kernel, "columns", columns)?);
         parameter.expect(kernel, rows * columns)?;
+        if outputs.column_sums.is_some() {
+            return Err(Error::Argument { kernel, found: "sums over the rows of a weight".into() });
+        }
         // A weight that is cast is read whole: none of its rows stays without a gradient.
         let (values, _, _) = gradient.arguments(kernel, rows * columns)?;
         let (adam, sink) = (adam.argument(kernel)?, outputs.sink(kernel, rows, columns)?);
         let arguments: [&dyn Argument; 8] = [&adam, &values, &weight, &first, &second, &sink, &down, &across];
         let grid = [columns.div_ceil(TILE), rows.div_ceil(TILE)];
-        self.launch(stream, kernel, grid, 128, 0, &arguments)
+        self.launch(stream, kernel, grid, THREADS, 0, &arguments)
     }
 }

@@ -7,7 +7,7 @@ use crate::rig::{bits, close, numbers, rig};
 #[test]
 fn rows_and_their_mean() {
     let Some(rig) = rig() else { return };
-    for (rows, vocabulary) in [(1, 1), (3, 17), (64, 256), (40, 1001), (256, 32_768)] {
+    for (rows, vocabulary) in [(1, 1), (3, 17), (64, 256), (40, 1001), (256, 32_768), (2, 50_257), (3, 128_256)] {
         let logits: Vec<bf16> = numbers(1, rows * vocabulary).iter().map(|x| bf16::from_f32(x * 9.0)).collect();
         let targets: Vec<u32> = (0..rows).map(|row| (row * 7919 % vocabulary) as u32).collect();
         let (l, t) = (rig.upload(&logits), rig.upload(&targets));

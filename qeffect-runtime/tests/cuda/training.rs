@@ -43,6 +43,19 @@ pub fn same(want: &Values, found: &Values, what: &str) {
     assert!(differ.is_empty(), "{what}: {} of {} values differ: {differ:?}", differ.len(), want.len());
 }
 
+/// Asserts that losses fall, and that they follow those of the cpu. Sums of the two devices have other orders, so some codes
+/// differ, and training spreads that: on the cpu alone, first weights that are changed by one part in a million move the loss
+/// of a step by up to 1.2 %, and the mean distance over twenty steps is up to 0.3 %.
+pub fn follows(cpu: &[f64], gpu: &[f64], what: &str) {
+    let distances: Vec<f64> = cpu.iter().zip(gpu).map(|(cpu, gpu)| (gpu - cpu).abs() / cpu).collect();
+    let mean = distances.iter().sum::<f64>() / distances.len() as f64;
+    println!("{what}: {mean:.1e} from the cpu's on average: {distances:.4?}");
+    assert!(distances.iter().all(|distance| *distance < 0.02), "{what}: {gpu:?}, on cpu {cpu:?}");
+    assert!(mean < 0.005, "{what}: {mean:.1e} from the cpu's on average");
+    let (first, last) = (gpu[0], gpu[gpu.len() - 1]);
+    assert!(last < 0.97 * first, "{what}: {first} → {last}");
+}
+
 #[test]
 fn the_loss_follows_that_of_the_cpu() {
     let Some(_turn) = beside_others() else { return };
@@ -52,21 +65,15 @@ fn the_loss_follows_that_of_the_cpu() {
         let cpu = Box::new(CpuDevice::with_caps(caps));
         let mut cpu = Solo::on(cpu, &config, &[config.layers], MICROBATCHES, OPTIM, (Gradients::Copied, 1));
         let mut gpu = solo(&config, Gradients::Direct);
-        let (mut first, mut last, mut largest) = (0.0, 0.0, 0.0f64);
+        let (mut want, mut found) = (Vec::new(), Vec::new());
         for step in 0..STEPS {
             let batch = batch(&config, step, MICROBATCHES);
-            let ((want, _), (found, verdict)) = (cpu.step(&batch), gpu.step(&batch));
+            let ((of_cpu, _), (of_gpu, verdict)) = (cpu.step(&batch), gpu.step(&batch));
             assert!(verdict.commit, "{recipe}, step {step}");
-            let difference = (found - want).abs() / want;
-            assert!(difference < 0.01, "{recipe}, step {step}: loss {found}, on cpu {want}");
-            largest = largest.max(difference);
-            if step == 0 {
-                first = found;
-            }
-            last = found;
+            want.push(of_cpu);
+            found.push(of_gpu);
         }
-        println!("{recipe}: loss {first:.4} → {last:.4}, at most {largest:.1e} from the cpu's");
-        assert!(last < 0.97 * first, "{recipe}: {first} → {last}");
+        follows(&want, &found, recipe);
     }
 }
 
