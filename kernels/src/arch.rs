@@ -10,21 +10,29 @@ use core::fmt;
 pub struct Arch {
     major: u32,
     minor: u32,
+    /// Without what only this generation has.
+    portable: bool,
 }
 
 impl Arch {
     /// Ada Lovelace: the first with FP8 conversions and matrix products.
-    pub const SM_89: Arch = Arch { major: 8, minor: 9 };
+    pub const SM_89: Arch = Arch { major: 8, minor: 9, portable: false };
     /// Hopper.
-    pub const SM_90A: Arch = Arch { major: 9, minor: 0 };
+    pub const SM_90A: Arch = Arch { major: 9, minor: 0, portable: false };
     /// Blackwell, data centre.
-    pub const SM_100A: Arch = Arch { major: 10, minor: 0 };
+    pub const SM_100A: Arch = Arch { major: 10, minor: 0, portable: false };
     /// The architectures that every kernel is compiled for in tests.
     pub const TESTED: [Arch; 3] = [Arch::SM_89, Arch::SM_90A, Arch::SM_100A];
 
     /// The architecture of a compute capability, if it has FP8.
     pub const fn of(major: u32, minor: u32) -> Option<Arch> {
-        if major > 8 || major == 8 && minor >= 9 { Some(Arch { major, minor }) } else { None }
+        if major > 8 || major == 8 && minor >= 9 { Some(Arch { major, minor, portable: false }) } else { None }
+    }
+
+    /// The same without instructions that only this generation has: what later ones run, too. Slower, and the way to try on one
+    /// GPU what others do.
+    pub const fn portable(self) -> Arch {
+        Arch { portable: true, ..self }
     }
 
     /// Major and minor number of the compute capability.
@@ -40,7 +48,7 @@ impl Arch {
 
 impl fmt::Display for Arch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let suffix = if self.major >= 9 { "a" } else { "" };
+        let suffix = if self.major >= 9 && !self.portable { "a" } else { "" };
         write!(f, "sm_{}{}{suffix}", self.major, self.minor)
     }
 }
@@ -52,6 +60,7 @@ mod tests {
     #[test]
     fn names_are_those_of_the_compiler() {
         assert_eq!(Arch::TESTED.map(|arch| arch.to_string()), ["sm_89", "sm_90a", "sm_100a"]);
+        assert_eq!(Arch::TESTED.map(|arch| arch.portable().to_string()), ["sm_89", "sm_90", "sm_100"]);
         assert_eq!(Arch::of(8, 6), None);
         assert_eq!(Arch::of(9, 0), Some(Arch::SM_90A));
         assert_eq!(Arch::of(12, 0).unwrap().to_string(), "sm_120a");

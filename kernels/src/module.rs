@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Element, Span};
 use crate::probe;
 use crate::quiet;
-use crate::source;
+use crate::source::{self, Source};
 
 /// All kernels, on one GPU. Launches are methods in the modules of [`launch`](crate::launch).
 pub struct Kernels {
@@ -70,9 +70,21 @@ impl Kernels {
             major: major as u32,
             minor: minor as u32,
         })?;
+        Kernels::load_for(context, compiler, arch, source::ALL)
+    }
+
+    /// Some of them, as code for an architecture that this GPU runs.
+    pub fn load_for(
+        context: &Arc<CudaContext>,
+        compiler: &Compiler,
+        arch: Arch,
+        sources: &[Source],
+    ) -> Result<Kernels> {
+        let fault = |call| move |source| Error::Driver { call, source };
+        context.bind_to_thread().map_err(fault("binding a context"))?;
         let mut kernels =
             Kernels { context: context.clone(), arch, modules: Vec::new(), functions: HashMap::new(), compiled: 0 };
-        for source in source::ALL {
+        for source in sources {
             let cubin = compiler.cubin(source, arch)?;
             kernels.compiled += usize::from(!cubin.cached);
             let _alone = quiet::alone();

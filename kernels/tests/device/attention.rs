@@ -1,9 +1,12 @@
 //! Attention against float64.
 
 use half::bf16;
+use qeffect_kernels::cache::Cache;
+use qeffect_kernels::compile::Compiler;
 use qeffect_kernels::launch::attention::AttentionShape;
+use qeffect_kernels::{Kernels, source};
 
-use crate::rig::{bf16_bits, bits, close, floats, numbers, rig};
+use crate::rig::{Rig, bf16_bits, bits, close, floats, numbers, rig};
 
 const SHAPES: [[usize; 4]; 11] = [
     // sequences, length, heads, head_dim
@@ -74,9 +77,8 @@ fn wide(x: &[bf16]) -> Vec<f64> {
     x.iter().map(|x| x.to_f64()).collect()
 }
 
-#[test]
-fn forward_and_backward_are_within_bounds_of_float64() {
-    let Some(rig) = rig() else { return };
+/// Forward and backward of every shape within bounds of float64, and the same bits every time.
+fn check(rig: &Rig, kernels: &Kernels) {
     let alone = SHAPES.map(|[sequences, length, heads, head_dim]| [sequences, length, heads, heads, head_dim]);
     for [sequences, length, heads, kv_heads, head_dim] in alone.into_iter().chain(SHARED) {
         let shape = AttentionShape { sequences, length, heads, kv_heads, head_dim };
@@ -91,8 +93,8 @@ fn forward_and_backward_are_within_bounds_of_float64() {
         for with_out in [false, true, false, true] {
             let (out, lse) = (rig.poisoned::<bf16>(dout.len()), rig.poisoned::<f32>(shape.statistics()));
             let (dqkv, delta) = (rig.poisoned::<bf16>(qkv.len()), rig.poisoned::<f32>(shape.statistics()));
-            rig.kernels.attention_forward(&rig.stream, &shape, q.span(), out.span(), lse.span()).unwrap();
-            rig.kernels
+            kernels.attention_forward(&rig.stream, &shape, q.span(), out.span(), lse.span()).unwrap();
+            kernels
                 .attention_backward(
                     &rig.stream,
                     &shape,
@@ -117,6 +119,21 @@ fn forward_and_backward_are_within_bounds_of_float64() {
             *last = Some(seen);
         }
     }
+}
+
+#[test]
+fn forward_and_backward_are_within_bounds_of_float64() {
+    let Some(rig) = rig() else { return };
+    check(rig, &rig.kernels);
+}
+
+/// As other generations run it, without products of four warps.
+#[test]
+fn so_they_are_with_products_of_one_warp() {
+    let Some(rig) = rig() else { return };
+    let (compiler, arch) = (Compiler::new(Cache::standard()), rig.kernels.arch().portable());
+    let kernels = Kernels::load_for(&rig.context, &compiler, arch, &[source::ATTENTION]).unwrap();
+    check(rig, &kernels);
 }
 
 #[test]
