@@ -3,8 +3,10 @@
 //
 // A block has a tile of 64 rows of one sequence and head and goes through the tiles of the other side, ascending, so that every
 // sum has one order; nothing is added by two blocks. Forward: online softmax; probabilities are rounded to bf16 for the second
-// product, their sum is not. Backward: δ first, Σ out · dout of a row where the output is at hand, else Σ P · dP. Then, with
-// dS = P · (dP - δ), dQ by blocks of queries and beside it dK and dV by blocks of keys.
+// product, their sum is not. Backward: δ first, Σ P · dP of a row; then, with dS = P · (dP - δ), dQ by blocks of queries and
+// beside it dK and dV by blocks of keys.
+//
+// What comes after a query has no part in its row, unless it is infinite or NaN and lies in the same tile: 0 · ∞ is NaN.
 //
 // Exponentials are the hardware's powers of two, which are within two units in the last place.
 //
@@ -154,51 +156,33 @@ __device__ __forceinline__ void attention_forward(const u16* qkv, u16* out, floa
 // δ.
 template <int D>
 __device__ __forceinline__ void attention_delta(
-    const u16* qkv, const u16* out, const u16* dout, const float* lse, float* delta, const Shape& shape) {
+    const u16* qkv, const u16* dout, const float* lse, float* delta, const Shape& shape) {
     const Queries<D, true> block(qkv, shape);
     const Place& place = block.place;
     const Warp& warp = block.warp;
     const int row = block.row;
     float mean[2] = {0.0f, 0.0f};
-    if (out) {
-        // Four threads of a row take every fourth group of eight columns each.
-        const bool wide = (shape.dim & 7) == 0;
+    const float scale = shape.scale * LOG2_E;
+    float shift[2];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            if (row + 8 * half >= shape.length) continue;
-            const i64 at = place.corner + (row + 8 * half) * (i64)place.hidden;
-            for (int column = (warp.lane & 3) * 8; column < shape.dim; column += 32) {
-                const int count = min(shape.dim - column, 8);
-                float a[8], b[8];
-                load8(out + at + column, count, wide, a);
-                load8(dout + at + column, count, wide, b);
+    for (int half = 0; half < 2; half++)
+        shift[half] = row + 8 * half < shape.length ? lse[place.statistics + row + 8 * half] * LOG2_E : 0.0f;
+    block.for_tiles(dout, [&](bool diagonal, Tile<D> keys, Tile<D> values) {
+        float p[8][4], slopes[8][4];
+        over_columns(p, tile<D>(0), warp.mine, keys);
+        over_columns(slopes, tile<D>(1), warp.mine, values);
+        finish<1>(p);
+        if (diagonal) mask(p, warp, false);
 #pragma unroll
-                for (int i = 0; i < 8; i++) mean[half] += a[i] * b[i];
-            }
-        }
-    } else {
-        const float scale = shape.scale * LOG2_E;
-        float shift[2];
+        for (int n = 0; n < 8; n++)
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            shift[half] = row + 8 * half < shape.length ? lse[place.statistics + row + 8 * half] * LOG2_E : 0.0f;
-        block.for_tiles(dout, [&](bool diagonal, Tile<D> keys, Tile<D> values) {
-            float p[8][4], slopes[8][4];
-            over_columns(p, tile<D>(0), warp.mine, keys);
-            over_columns(slopes, tile<D>(1), warp.mine, values);
-            finish<1>(p);
-            if (diagonal) mask(p, warp, false);
+            for (int i = 0; i < 4; i++) p[n][i] = power_of_two(fmaf(p[n][i], scale, -shift[i >> 1]));
+        finish<0>(slopes);
 #pragma unroll
-            for (int n = 0; n < 8; n++)
+        for (int n = 0; n < 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) p[n][i] = power_of_two(fmaf(p[n][i], scale, -shift[i >> 1]));
-            finish<0>(slopes);
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) mean[i >> 1] = fmaf(p[n][i], slopes[n][i], mean[i >> 1]);
-        });
-    }
+            for (int i = 0; i < 4; i++) mean[i >> 1] = fmaf(p[n][i], slopes[n][i], mean[i >> 1]);
+    });
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         mean[half] = quad_sum(mean[half]);
@@ -308,13 +292,11 @@ KERNEL(attention_forward_64, THREADS)(const u16* qkv, u16* out, float* lse, Shap
 KERNEL(attention_forward_128, THREADS)(const u16* qkv, u16* out, float* lse, Shape shape) {
     attention_forward<128>(qkv, out, lse, shape);
 }
-KERNEL(attention_delta_64, THREADS)
-(const u16* qkv, const u16* out, const u16* dout, const float* lse, float* delta, Shape shape) {
-    attention_delta<64>(qkv, out, dout, lse, delta, shape);
+KERNEL(attention_delta_64, THREADS)(const u16* qkv, const u16* dout, const float* lse, float* delta, Shape shape) {
+    attention_delta<64>(qkv, dout, lse, delta, shape);
 }
-KERNEL(attention_delta_128, THREADS)
-(const u16* qkv, const u16* out, const u16* dout, const float* lse, float* delta, Shape shape) {
-    attention_delta<128>(qkv, out, dout, lse, delta, shape);
+KERNEL(attention_delta_128, THREADS)(const u16* qkv, const u16* dout, const float* lse, float* delta, Shape shape) {
+    attention_delta<128>(qkv, dout, lse, delta, shape);
 }
 KERNEL(attention_gradients_64, THREADS)
 (const u16* qkv, const u16* dout, const float* lse, u16* dqkv, const float* delta, Shape shape, int queries) {

@@ -1,4 +1,5 @@
-// What every kernel shares: types, conversions, reductions of a fixed order, and functions with the bits of the cpu device.
+// What every kernel shares: types, conversions, reductions of a fixed order, functions with the bits of the cpu device, and the
+// hardware's power of two.
 //
 // No header of CUDA is included: NVRTC finds none where only its library is installed.
 #pragma once

@@ -6,7 +6,7 @@ constexpr int LOSS_THREADS = 512;
 constexpr int LOGIT_GROUPS = 8;
 
 // lse[row] = log Σ exp(logits[row]), losses[row] = lse - logits[row, target]. A block has a row. A target beyond the
-// vocabulary makes the loss NaN. Exponentials are the hardware's powers of two: they are summed, and nowhere rounded alike.
+// vocabulary makes the loss NaN. Exponentials are the hardware's powers of two; the cpu device computes them otherwise, so bits differ.
 KERNEL(loss_rows, LOSS_THREADS)(const u16* logits, const u32* targets, float* lse, float* losses, int vocabulary) {
     __shared__ float first[16], second[16];
     const u16* row = logits + (i64)blockIdx.x * vocabulary;

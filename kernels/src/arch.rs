@@ -5,7 +5,7 @@ use core::fmt;
 /// The architecture of a GPU that machine code is made for.
 ///
 /// From compute capability 9.0 on, code is made for that very generation (`sm_90a`), whose matrix instructions have no
-/// successor-compatible form.
+/// successor-compatible form, unless it is asked to be [portable](Arch::portable).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Arch {
     major: u32,

@@ -16,7 +16,7 @@ use qeffect_core::recipe::Recipe;
 use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cmd::Cmd;
 use qeffect_runtime::cmd::fused::Producer;
-use qeffect_runtime::cuda::CudaDevice;
+use qeffect_runtime::cuda::{CudaDevice, LANES};
 use qeffect_runtime::data::Windows;
 use qeffect_runtime::device::{Buf, BufSpec, Device, DeviceError, GraphId, SharedDevice};
 use qeffect_runtime::gpt::GptConfig;
@@ -311,7 +311,7 @@ fn main() -> Result<(), Fault> {
         words.iter().find_map(|word| word.strip_prefix("grad_dtype=")).map_or(Ok(GradDtype::Master), str::parse)?;
     let fast = words.iter().find_map(|word| word.strip_prefix("fast="));
     let fast = fast.map_or(Ok(FastAccumulation::Forward), str::parse)?;
-    let lanes = words.iter().find_map(|word| word.strip_prefix("lanes=")).map_or(Ok(4), str::parse)?;
+    let lanes = words.iter().find_map(|word| word.strip_prefix("lanes=")).map_or(Ok(LANES), str::parse)?;
     let schedule = words.iter().find_map(|word| word.strip_prefix("schedule=")).unwrap_or("one_f_one_b").to_owned();
     let has = |word: &str| words.iter().any(|found| found == word);
     let wanted = Wanted { table: has("table"), floor: has("floor"), lanes, grad_dtype, fast, schedule };

@@ -2,8 +2,8 @@
 //!
 //! A producer takes in the cast and the column sums of what it makes, a norm the residual sum in front of it, the gradient
 //! of a norm the sum behind it, AdamW the weight cache. A later command is taken in only if nothing between stands in its
-//! way, by the effects of each ([`Cmd::effects`]). A value that nobody reads any more is not stored. Every buffer that is kept holds the same bits
-//! as before.
+//! way, by the effects of each ([`Cmd::effects`]). A value that nobody reads any more is not stored. Every buffer that is kept
+//! holds the same bits as before.
 
 use crate::cmd::Cmd;
 use crate::cmd::effects::{Access, Mode};

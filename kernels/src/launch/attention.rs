@@ -8,7 +8,7 @@ use half::bf16;
 
 use crate::error::{Error, Result};
 use crate::memory::Span;
-use crate::module::{Argument, Kernels, dimension, expect, expect_if, optional, plain_arguments};
+use crate::module::{Argument, Kernels, dimension, expect, plain_arguments};
 
 /// Threads of a block.
 const THREADS: usize = 128;
@@ -124,14 +124,12 @@ impl Kernels {
         self.launch(stream, kernel, shape.grid(shape.heads), THREADS, shape.shared(1), &arguments)
     }
 
-    /// Gradients of queries, keys and values; `delta` is scratch of the size of `lse`. With `out`, what the forward made, a row's
-    /// Σ P · dP is taken as Σ out · dout; the bits are not those without.
+    /// Gradients of queries, keys and values; `delta` is scratch of the size of `lse`.
     pub fn attention_backward(
         &self,
         stream: &CudaStream,
         shape: &AttentionShape,
         qkv: Span<bf16>,
-        out: Option<Span<bf16>>,
         dout: Span<bf16>,
         lse: Span<f32>,
         dqkv: Span<bf16>,
@@ -144,9 +142,7 @@ impl Kernels {
         expect(kernel, "lse", lse, shape.statistics())?;
         expect(kernel, "dqkv", dqkv, qkv.len())?;
         expect(kernel, "delta", delta, shape.statistics())?;
-        expect_if(kernel, "out", out, dout.len())?;
-        let out = optional(out);
-        let arguments: [&dyn Argument; 6] = [&qkv, &out, &dout, &lse, &delta, &argument];
+        let arguments: [&dyn Argument; 5] = [&qkv, &dout, &lse, &delta, &argument];
         self.launch(stream, kernel, shape.grid(shape.heads), THREADS, shape.shared(2), &arguments)?;
         let kernel = ["attention_gradients_64", "attention_gradients_128"][shape.padded()];
         let queries = dimension(kernel, "heads", shape.sequences * shape.heads)?;

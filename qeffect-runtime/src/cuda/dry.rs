@@ -126,7 +126,8 @@ mod tests {
     use qeffect_core::dtype::Dtype;
 
     use super::*;
-    use crate::cmd::{GroupOperand, Operand};
+    use crate::cmd::fused::{Fused, Outputs, Producer};
+    use crate::cmd::{AdamWConfig, GroupOperand, Operand};
 
     /// A product of a step, over buffers of its own.
     fn product(device: &mut DryRun, [m, n, k]: [usize; 3]) -> Cmd {
@@ -151,6 +152,41 @@ mod tests {
         let held = device.held();
         device.instantiate(vec![large, small]).unwrap();
         assert_eq!((device.trial(), device.held()), (of([128, 256, 512]), held));
+    }
+
+    /// Sums over columns take partial ones, a norm's gradient three kinds of them; a weight of one long row takes nothing.
+    #[test]
+    fn only_sums_over_columns_need_partial_ones() {
+        let beside = |make: &dyn Fn(Buf) -> (Producer, Option<Buf>)| {
+            let mut device = DryRun::new();
+            let [x, sums] = [(), ()].map(|()| device.alloc(BufSpec::new("x", Dtype::Bf16, 1, 128 << 10)).unwrap());
+            let (producer, column_sums) = make(x);
+            let before = device.beside();
+            let outputs = Outputs { values: Some(sums), column_sums, ..Outputs::default() };
+            let (rows, cols) = if column_sums.is_some() { (128, 1024) } else { (1, 128 << 10) };
+            let fused = Fused { residual: None, producer, plus: None, rows, cols, outputs };
+            device.issue(&Cmd::Fused(Box::new(fused))).unwrap();
+            device.beside() - before
+        };
+        let config = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
+        let weight = |x| Producer::AdamW {
+            param: x,
+            grad: x,
+            factor: 1.0,
+            moment1: x,
+            moment2: x,
+            clip: x,
+            table: x,
+            counter: x,
+            config,
+            unless: x,
+        };
+        assert_eq!(beside(&|x| (weight(x), None)), 0);
+        assert_eq!(beside(&|x| (Producer::Gelu { x }, None)), 0);
+        // case: two pieces of 64 rows × 1,024 columns, and a counter per 64 columns.
+        assert_eq!(beside(&|x| (Producer::Stored { x }, Some(x))), LANES * 4 * (2 * 1024 + 16));
+        let norm = |x| Producer::RmsNormGrad { dy: x, x, gain: x, rstd: x, gain_grad: x };
+        assert_eq!(beside(&|x| (norm(x), Some(x))), LANES * 4 * (3 * 2 * 1024 + 16));
     }
 
     /// Members with one factor need no tables of block scales.

@@ -249,7 +249,7 @@ impl Lane<'_> {
                 let shape = sizes(shape);
                 let (qkv, dout, sums) = (t.get(name, *qkv)?, t.get(name, *dout)?, t.get::<f32>(name, *lse)?);
                 let delta = self.rows(name, sums.len())?;
-                k.attention_backward(stream, &shape, qkv, None, dout, sums, t.get(name, *dqkv)?, delta).map_err(failed)
+                k.attention_backward(stream, &shape, qkv, dout, sums, t.get(name, *dqkv)?, delta).map_err(failed)
             }
             Cmd::Add { a, b, out } => {
                 k.add(stream, t.get(name, *a)?, t.get(name, *b)?, t.get(name, *out)?).map_err(failed)

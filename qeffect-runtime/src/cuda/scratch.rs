@@ -8,6 +8,7 @@ use qeffect_kernels::{Buffer, CudaContext, CudaStream, Error, Result, Span, memo
 
 use super::product;
 use crate::cmd::Cmd;
+use crate::cmd::fused::Producer;
 use crate::device::{Buf, BufSpec, DeviceError};
 
 /// What a command needs.
@@ -39,7 +40,13 @@ impl Need {
             Cmd::LayerNormGrad { x, cols, .. } | Cmd::RmsNormGrad { x, cols, .. } => {
                 columns(spec(*x)?.elements(), *cols, 3)
             }
-            Cmd::Fused(fused) => columns(fused.rows * fused.cols, fused.cols, 3),
+            Cmd::Fused(fused) => match fused.producer {
+                Producer::LayerNormGrad { .. } | Producer::RmsNormGrad { .. } => {
+                    columns(fused.rows * fused.cols, fused.cols, 3)
+                }
+                _ if fused.outputs.column_sums.is_some() => columns(fused.rows * fused.cols, fused.cols, 1),
+                _ => Need::default(),
+            },
             Cmd::AttentionGrad { lse, .. } => Need { rows: spec(*lse)?.elements(), ..Need::default() },
             Cmd::CrossEntropy { targets, .. } => Need { rows: spec(*targets)?.elements(), ..Need::default() },
             Cmd::GroupGemm { .. } => match product::of(cmd, spec)? {

@@ -1,4 +1,4 @@
-//! Sums in the order in which the kernels of a GPU add, so that both devices give the same bits.
+//! Sums in the order in which the kernels of a GPU add, so that equal terms give the same bits on both devices.
 //!
 //! What a thread there has no element for adds zero. Sums start from zero and so are never -0, to which adding zero would
 //! make a difference: such additions are left out here, except where a sum starts from an element.

@@ -122,7 +122,7 @@ fn a_step_keeps_its_bits() {
     );
     // All norms but the first have a residual sum in front of them.
     assert_eq!(residuals, 16, "{names:?}");
-    // That of the head's norm. Here, where buffers are reused at once, the others' sums go where what they are made from was.
+    // That of the head's norm. Here, where buffers are reused at once, the other sums are written over what they are made from.
     assert_eq!(cast, 2, "{names:?}");
     // Four matrices and four biases of a block, and the head's matrix.
     assert_eq!(count("fused_adamw"), 33, "{names:?}");
