@@ -86,6 +86,8 @@ pub(crate) struct Aftermath {
     pub unsure: bool,
     pub verdict: Option<optim::Verdict>,
     pub logits: Vec<Vec<f64>>,
+    /// Lists of commands that were launched.
+    pub launches: usize,
     /// What went wrong in an abort.
     pub failure: Option<Error>,
 }
@@ -122,7 +124,9 @@ pub(crate) struct RankReport {
     pub raised: Vec<Rank>,
     /// A slot whose tag was another one than expected.
     pub mismatch: Option<Mismatch>,
-    /// Lists of commands that the step launched.
+    /// Lists of commands that the step was made of.
+    pub lists: usize,
+    /// How often it launched one.
     pub launches: usize,
     /// What was done and when, if that was asked for.
     pub spans: Vec<Span>,
@@ -258,8 +262,8 @@ impl<S: Stage> RankState<S> {
             self.shard.count_casts()?;
         }
         let captured = self.captured.as_ref().filter(replayed);
-        let launches = captured.map_or(0, Captured::launches);
         let captured = captured.or_else(|| self.actions.as_ref().filter(|_| clock.is_some()));
+        let lists = captured.map_or(0, Captured::lists);
         let result = match captured.map(|captured| (&captured.programs, &captured.effects)) {
             Some((Programs::Actions(programs), _)) => {
                 let programs = programs.iter();
@@ -294,7 +298,7 @@ impl<S: Stage> RankState<S> {
         let busy = start.elapsed().saturating_sub(wire.waited);
         self.shard.stop_counting();
         let spans = clock.map_or_else(|| Ok(Vec::new()), |clock| clock.finish(self.shard.device()));
-        match self.report(result, after, pass.route, busy, launches) {
+        match self.report(result, after, pass.route, busy, lists) {
             Ok(report) => {
                 link.finish();
                 let health = if pass.health { self.shard.health() } else { Ok(Vec::new()) };
@@ -355,7 +359,7 @@ impl<S: Stage> RankState<S> {
         after: Aftermath,
         route: &Route,
         busy: Duration,
-        launches: usize,
+        lists: usize,
     ) -> Result<RankReport> {
         let rank = self.rank;
         if let Some(failure) = after.failure {
@@ -395,7 +399,8 @@ impl<S: Stage> RankState<S> {
             kept,
             raised,
             mismatch,
-            launches,
+            lists,
+            launches: after.launches,
             spans,
             health: Vec::new(),
         })

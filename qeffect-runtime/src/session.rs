@@ -271,9 +271,9 @@ where
             let (step, what) = (first.outcome.step, not_finite(&losses, first));
             return Err(Error::NotFinite { step, what });
         }
-        let launches = match self.joint {
+        let over_ranks = |of: fn(&RankReport) -> usize| match self.joint {
             Some(_) if ask == Ask::Nothing => 1,
-            _ => reports.iter().map(|report| report.launches).sum(),
+            _ => reports.iter().map(of).sum(),
         };
         let report = StepReport {
             step: first.outcome.step,
@@ -291,9 +291,8 @@ where
             regions: reports.iter().map(|report| report.regions).collect(),
             arena_bytes: reports.iter().map(|report| report.arena_bytes).collect(),
             kept: by_stage(reports.iter().flat_map(|report| report.kept.iter().copied())),
-            // Each is launched once per step.
-            graphs: launches,
-            launches,
+            graphs: over_ranks(|report| report.lists),
+            launches: over_ranks(|report| report.launches),
             losses,
         };
         Ok(Attempt { report, spans, health })

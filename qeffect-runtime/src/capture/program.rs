@@ -77,8 +77,8 @@ impl Program {
         Ok(Program { action, instrs, rolls })
     }
 
-    /// Lists that it launches.
-    pub fn launches(&self) -> usize {
+    /// Lists that it is made of.
+    pub fn lists(&self) -> usize {
         self.instrs.iter().filter(|instr| matches!(instr, Instr::Launch(_))).count()
     }
 }
@@ -131,10 +131,10 @@ impl Captured {
     }
 
     /// Lists of commands, each of which a step launches once.
-    pub fn launches(&self) -> usize {
+    pub fn lists(&self) -> usize {
         match &self.programs {
-            Programs::Actions(programs) => programs.iter().map(Program::launches).sum(),
-            Programs::Step(program) => program.launches(),
+            Programs::Actions(programs) => programs.iter().map(Program::lists).sum(),
+            Programs::Step(program) => program.lists(),
             Programs::Joint(_) => 0,
         }
     }

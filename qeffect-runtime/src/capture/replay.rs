@@ -33,6 +33,7 @@ pub(crate) fn play<S: Stage>(
                 // The first list of a step saves what an abort puts back; one that fails may have saved a part.
                 shard.device().launch(*graph).inspect_err(|_| after.unsure |= !after.began)?;
                 after.began = true;
+                after.launches += 1;
             }
             Instr::Send { port, acts } => wire.send(shard.device(), Port { step, ..*port }, acts)?,
             Instr::Post { port } => wire.post(Port { step, ..*port })?,

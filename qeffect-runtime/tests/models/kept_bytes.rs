@@ -244,8 +244,9 @@ fn measure(recipe: &str, checked: &Checked) -> (usize, Vec<Measured>) {
     (config.tokens() * config.hidden, ranks.collect())
 }
 
-/// The work region has what works need at once, and no more. Both regions together have a few percent more than is retained
-/// at once, of each type and size, since what F, I and W compute with lies in them too; regions that lend nothing would take far
+/// The work region has what works need at once, and no more. Both regions together have more than is retained at once, of each
+/// type and size, since what F, I and W compute with lies in them too: up to 12 bytes per token and element of the hidden size in bf16,
+/// where it has buffers in common with what is retained, and 30 in FP8, where it has none. Regions that lend nothing would take far
 /// more where works pile up while tapes become few: in bf16 a third more under ZB-V. In FP8 activations, codes of tapes and codes
 /// of gradients differ in type, so that there is nothing to lend between what is retained.
 #[test]
@@ -271,8 +272,9 @@ fn regions_that_lend_take_little_more_than_is_retained_at_once() {
                 assert!(least <= owned && least <= apart, "{what}");
                 // A region for each stage would have the most that ever waits in it.
                 assert!(work.most <= stages.iter().sum(), "{what}: {stages:?}");
+                let beside = owned - least;
+                assert!(beside <= if recipe == "bf16" { 12 } else { 30 } * unit + unit / 8, "{what}: {}", per(beside));
                 if recipe == "bf16" {
-                    assert!(owned * 100 <= least * 107, "{what}");
                     assert!(owned < tape.most + work.most, "{what}");
                 }
             }
