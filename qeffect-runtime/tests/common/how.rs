@@ -1,4 +1,4 @@
-//! Every way in which a session runs a step, every schedule that keeps the order, and a model cut for each.
+//! Every way in which a session runs a step, every schedule of the library, and a model cut for each.
 
 use qeffect_core::plan::{Checked, Op};
 use qeffect_runtime::capture::CaptureMode;
@@ -6,7 +6,7 @@ use qeffect_runtime::device::Device;
 use qeffect_runtime::error::Result;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::stage::Stage;
-use qeffect_schedules::{further, library};
+use qeffect_schedules::{Entry, further, library};
 
 /// Every mode with a device per rank, and whole steps on one device for all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,19 +48,19 @@ impl How {
 
 /// Blocks per stage, of a model of three or, where there are eight stages, of six. Uneven on purpose: a stage may hold one
 /// block, two, or only the embedding or the head.
-pub fn cut(stages: u32) -> Option<&'static [usize]> {
+pub fn cut(stages: u32) -> &'static [usize] {
     match stages {
-        1 => Some(&[3]),
-        2 => Some(&[1, 2]),
-        4 => Some(&[0, 2, 1, 0]),
-        8 => Some(&[0, 1, 1, 1, 1, 1, 1, 0]),
-        _ => None,
+        1 => &[3],
+        2 => &[1, 2],
+        4 => &[0, 2, 1, 0],
+        8 => &[0, 1, 1, 1, 1, 1, 1, 0],
+        _ => panic!("no model is cut into {stages} stages"),
     }
 }
 
 /// A schedule to be run, and the one that evaluates a model placed by it.
 pub struct Case {
-    pub name: String,
+    pub schedule: &'static str,
     pub checked: Checked,
     pub evaluation: Checked,
     pub blocks: &'static [usize],
@@ -71,32 +71,34 @@ impl Case {
     pub fn layers(&self) -> usize {
         self.blocks.iter().sum()
     }
+
+    pub fn ranks(&self) -> u32 {
+        self.checked.schedule.ranks
+    }
+
+    pub fn microbatches(&self) -> u32 {
+        self.checked.schedule.microbatches
+    }
 }
 
-/// Every training schedule on 1, 2 and 4 ranks that keeps F's and I's in order: all of the library, and of the further
-/// ones those that take these numbers.
-pub fn ascending(microbatches: u32) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for entry in library().iter().chain(further()).filter(|entry| !entry.eval) {
-        for ranks in [1, 2, 4] {
-            let Ok(checked) = entry.checked(ranks, i64::from(microbatches)) else { continue };
-            let Some(blocks) = cut(checked.schedule.stages) else { continue };
-            if checked.order_dependent {
-                continue;
-            }
-            cases.push(Case {
-                name: format!("{} on {ranks} ranks", entry.name),
-                checked: checked.into_owned(),
-                evaluation: entry.evaluation().checked(ranks, i64::from(microbatches)).unwrap().into_owned(),
-                blocks,
-            });
-        }
-    }
-    for entry in library().iter().filter(|entry| !entry.eval) {
-        let found = cases.iter().filter(|case| case.name.starts_with(&format!("{} on", entry.name)));
-        assert_eq!(found.count(), 3, "{}", entry.name);
-    }
-    cases
+pub const RANKS: [u32; 3] = [1, 2, 4];
+
+/// Every training schedule that is known by name.
+pub fn training() -> impl Iterator<Item = &'static Entry> {
+    library().iter().chain(further()).filter(|entry| !entry.eval)
+}
+
+/// Every training schedule on 1, 2 and 4 ranks, with that many microbatches or the fewest that it is for. None is left
+/// out: what the checker refuses, or has stages that no model is cut into, panics.
+pub fn cases(microbatches: u32) -> Vec<Case> {
+    let case = |entry: &'static Entry, ranks: u32| {
+        let ranks = i64::from(ranks);
+        let microbatches = entry.least_microbatches(ranks).max(i64::from(microbatches));
+        let checked = entry.checked(ranks, microbatches).unwrap().into_owned();
+        let evaluation = entry.evaluation().checked(ranks, microbatches).unwrap().into_owned();
+        Case { schedule: entry.name, blocks: cut(checked.schedule.stages), checked, evaluation }
+    };
+    training().flat_map(|entry| RANKS.map(|ranks| case(entry, ranks))).collect()
 }
 
 /// Whether every stage runs its weight gradients, or those of groups of `n`, in ascending order, as the plan says.

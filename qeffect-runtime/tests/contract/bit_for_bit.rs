@@ -1,5 +1,6 @@
-//! Every schedule that keeps microbatches ascending, on 1, 2 and 4 ranks, eager and captured, gives the bits of the
-//! unsplit model, with evaluations in between; its gradients copied or, where they ascend, accumulated in place.
+//! Every schedule of the library, on 1, 2 and 4 ranks, eager and captured, gives the bits of the unsplit model, with
+//! evaluations in between; its gradients copied or, where they ascend, accumulated in place. What would give other bits is
+//! refused at start.
 //!
 //! The reference is one stage on one rank, F(m) then its backward for m ascending, without plan, ledger, threads or
 //! messages. Compared over 20 steps, which is several times through the amax history: the loss of each microbatch and
@@ -8,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::how::{Case, HOW, How, ascending, cut, weight_gradients_ascend};
+use crate::common::how::{Case, HOW, How, RANKS, cases, cut, training, weight_gradients_ascend};
 use crate::common::settings::{adamw, tiny};
 use crate::common::{Solo, batch};
 use qeffect_core::bind::Gradients;
@@ -19,7 +20,6 @@ use qeffect_runtime::gpt::{GptConfig, GptStage};
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::shard::Named;
-use qeffect_schedules::by_name;
 
 const STEPS: u64 = 20;
 const MICROBATCHES: u32 = 4;
@@ -32,11 +32,11 @@ struct Reference {
     values: BTreeMap<String, Named>,
 }
 
-fn reference(config: &GptConfig, steps: u64) -> Vec<Reference> {
-    let mut solo = Solo::new(config, &[config.layers], MICROBATCHES, OPTIM);
+fn reference(config: &GptConfig, steps: u64, microbatches: u32) -> Vec<Reference> {
+    let mut solo = Solo::new(config, &[config.layers], microbatches, OPTIM);
     (0..steps)
         .map(|step| {
-            let (_, verdict) = solo.step(&batch(config, step, MICROBATCHES));
+            let (_, verdict) = solo.step(&batch(config, step, microbatches));
             assert!(verdict.commit, "step {step}");
             let losses = solo.shard.losses().unwrap();
             Reference { losses, norm: verdict.norm, values: solo.shard.export().unwrap() }
@@ -51,34 +51,46 @@ fn same(reference: &BTreeMap<String, Named>, found: &BTreeMap<String, Named>, wh
     assert!(differ.is_empty(), "{what}: {} of {} values differ: {differ:?}", differ.len(), reference.len());
 }
 
-/// Under `direct` too, wherever the plan's weight gradients ascend; elsewhere `bind` refuses it.
+/// Backwards of `looped_bfs` descend: a recipe that rolls with every microbatch refuses it, and where state moves with the
+/// step, or there is none, copied gradients are summed by microbatch, while those that are added in place are refused.
 fn every_schedule_gives_the_bits_of(recipe: &str) {
-    let references = [3, 6].map(|layers| {
-        let reference = reference(&tiny(recipe, layers), STEPS);
-        // The run is one: weights learn, and the reference's own steps differ from each other.
-        assert!(reference[19].losses.iter().sum::<f64>() < 0.97 * reference[0].losses.iter().sum::<f64>());
-        (layers, reference)
-    });
-    let (mut ran, mut refused) = (0, 0);
-    for case in ascending(MICROBATCHES) {
+    let rolls = recipe.ends_with("update=microbatch");
+    let mut references = BTreeMap::new();
+    let mut ran = BTreeMap::new();
+    for case in cases(MICROBATCHES) {
         let config = tiny(recipe, case.layers());
-        let (_, reference) = references.iter().find(|(layers, _)| *layers == case.layers()).unwrap();
+        let reference = references.entry((case.layers(), case.microbatches())).or_insert_with(|| {
+            let reference = reference(&config, STEPS, case.microbatches());
+            // The run is one: weights learn, and the reference's own steps differ from each other.
+            assert!(reference[19].losses.iter().sum::<f64>() < 0.97 * reference[0].losses.iter().sum::<f64>());
+            reference
+        });
         for (gradients, how) in [Gradients::Copied, Gradients::Direct].into_iter().flat_map(|g| HOW.map(|how| (g, how)))
         {
-            let what = format!("{recipe}, {gradients:?}, {}, {how:?}", case.name);
+            let what = format!("{recipe}, {gradients:?}, {} on {} ranks, {how:?}", case.schedule, case.ranks());
             let stages = config.stages(case.blocks).unwrap();
             let session_config = SessionConfig { gradients, ..SessionConfig::new(OPTIM, config.tokens()) };
             let session = how.session(case.checked.clone(), stages, session_config, || Box::new(CpuDevice::new()));
-            if gradients == Gradients::Direct && !weight_gradients_ascend(&case.checked, 1) {
-                assert_eq!(session.err().and_then(|error| error.code()), Some(Code::GradientsUnsupported), "{what}");
-                refused += 1;
-                continue;
+            let adds_in_order = gradients == Gradients::Copied || weight_gradients_ascend(&case.checked, 1);
+            let refusal = match rolls && case.checked.order_dependent {
+                true => Some(Code::OrderDependent),
+                false => (!adds_in_order).then_some(Code::GradientsUnsupported),
+            };
+            assert_eq!(session.as_ref().err().map(|error| error.code()), refusal.map(Some), "{what}");
+            let times = ran.entry((case.schedule, case.ranks())).or_insert(0);
+            if let Ok(mut session) = session {
+                run(&mut session, &case, &config, reference, &what);
+                *times += 1;
             }
-            run(&mut session.unwrap(), &case, &config, reference, &what);
-            ran += 1;
         }
     }
-    assert!(ran >= 2 * 4 * 18 && ran + refused >= 2 * 4 * 21, "{ran} ran, {refused} were refused");
+    let times = |schedule: &str| match (schedule, rolls) {
+        ("looped_bfs", true) => 0,
+        ("looped_bfs", false) => HOW.len(),
+        _ => 2 * HOW.len(),
+    };
+    let all = training().flat_map(|entry| RANKS.map(|ranks| ((entry.name, ranks), times(entry.name))));
+    assert_eq!(ran, all.collect::<BTreeMap<_, _>>(), "{recipe}");
 }
 
 /// Steps with evaluations in between, each compared with the reference.
@@ -87,14 +99,14 @@ fn run(session: &mut Session<GptStage>, case: &Case, config: &GptConfig, referen
     let evaluation = session.evaluation(case.evaluation.clone()).unwrap();
     for (step, want) in reference.iter().enumerate() {
         let what = format!("{what}, step {step}");
-        let report = session.step(batch(config, step as u64, MICROBATCHES)).unwrap();
+        let report = session.step(batch(config, step as u64, case.microbatches())).unwrap();
         assert_eq!(bits(&report.losses), bits(&want.losses), "{what}");
         assert_eq!(report.grad_norm.to_bits(), want.norm.to_bits(), "{what}");
         assert_eq!((report.step, report.epoch, report.skipped), (step as u64, step as u64 + 1, false), "{what}");
         assert_eq!(report.peaks, peaks, "{what}: what was live is what the plan says");
         if step % 7 == 0 {
             // A look at other data leaves no trace, in this step's state or in those that follow.
-            session.evaluate(&evaluation, batch(config, 1000, MICROBATCHES)).unwrap();
+            session.evaluate(&evaluation, batch(config, 1000, case.microbatches())).unwrap();
         }
         if step % 5 == 4 || step < 2 {
             let snapshot = session.snapshot().unwrap();
@@ -114,27 +126,6 @@ fn bits(values: &[f64]) -> Vec<u64> {
 #[test]
 fn delayed_scaling_that_moves_with_every_microbatch() {
     every_schedule_gives_the_bits_of("fp8-delayed:history=4,update=microbatch");
-}
-
-/// A schedule that runs its backwards in descending order: scales fold a step's amaxes by maximum, and copied gradients are
-/// summed by microbatch.
-#[test]
-fn another_order_of_microbatches_where_state_moves_with_every_step() {
-    let recipe = "fp8-delayed:history=4,update=step";
-    let config = tiny(recipe, 3);
-    let reference = reference(&config, STEPS);
-    let entry = by_name("looped_bfs").unwrap();
-    for (ranks, how) in [1, 2].into_iter().flat_map(|ranks| HOW.map(|how| (ranks, how))) {
-        let checked = entry.checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
-        assert!(checked.order_dependent);
-        let evaluation = entry.evaluation().checked(ranks, i64::from(MICROBATCHES)).unwrap().into_owned();
-        let blocks = cut(checked.schedule.stages).unwrap();
-        let case = Case { name: format!("{} on {ranks} ranks", entry.name), checked, evaluation, blocks };
-        let session_config = SessionConfig::new(OPTIM, config.tokens());
-        let stages = config.stages(blocks).unwrap();
-        let session = how.session(case.checked.clone(), stages, session_config, || Box::new(CpuDevice::new()));
-        run(&mut session.unwrap(), &case, &config, &reference, &format!("{recipe}, {}, {how:?}", case.name));
-    }
 }
 
 #[test]
@@ -184,7 +175,7 @@ fn an_order_that_does_not_ascend_is_refused_by_name_and_gives_other_bits() {
         assert!(checked.order_dependent && checked.schedule.update == Update::Microbatch, "{name}");
         let run = |how: How, recipe: &str, allow_order_dependent: bool| {
             let config = tiny(recipe, 3);
-            let stages = config.stages(cut(2).unwrap()).unwrap();
+            let stages = config.stages(cut(2)).unwrap();
             let session_config = SessionConfig { allow_order_dependent, ..SessionConfig::new(OPTIM, config.tokens()) };
             let mut session = how.session(checked.clone(), stages, session_config, || Box::new(CpuDevice::new()))?;
             for step in 0..4 {
@@ -193,9 +184,9 @@ fn an_order_that_does_not_ascend_is_refused_by_name_and_gives_other_bits() {
             session.snapshot()
         };
         let (by_microbatch, by_step) = ("fp8-delayed:history=4,update=microbatch", "fp8-delayed:history=4,update=step");
-        let ascending = reference(&tiny(by_microbatch, 3), 4).pop().unwrap().values;
+        let ascending = reference(&tiny(by_microbatch, 3), 4, MICROBATCHES).pop().unwrap().values;
         // Folds commute: with one move per step the order is free.
-        let folded = reference(&tiny(by_step, 3), 4).pop().unwrap().values;
+        let folded = reference(&tiny(by_step, 3), 4, MICROBATCHES).pop().unwrap().values;
         let mut wanted = None;
         for how in HOW {
             let refused = run(how, by_microbatch, false).unwrap_err();

@@ -1,4 +1,8 @@
 //! A value that is not finite, wherever it arises, changes nothing in any mode.
+//!
+//! Every kind of action before the verdict leaves a NaN behind: F, I, W, B, R, refresh, reduce and agree. The commit alone
+//! is not spoiled: it stands behind the gate, so it runs only where everything before it was finite, and nothing after it
+//! could take back what it has written.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -38,11 +42,10 @@ struct Case<'a, S> {
     checked: &'a Checked,
     stages: &'a dyn Fn() -> Vec<S>,
     gradients: Gradients,
-    how: &'a [How],
     kinds: &'a [&'static str],
     /// Chosen of the commands of a device.
     targets: fn(&[&'static str]) -> Vec<usize>,
-    /// Which of them, by device, write what nobody reads: a step with a NaN there is as good as any.
+    /// Which of them, by rank, write what nobody reads: a step with a NaN there is as good as any.
     unread: &'a [(usize, &'static str)],
 }
 
@@ -78,9 +81,10 @@ where
         result
     }
 
-    /// Every chosen command leaves a NaN behind, once in a session that skips bad steps and once in one that stops there.
+    /// In every way to run a step, every chosen command leaves a NaN behind, once in a session that skips bad steps and once
+    /// in one that stops there.
     fn a_nan_anywhere_changes_nothing(&self) {
-        self.how.iter().for_each(|how| self.changes_nothing(*how));
+        HOW.into_iter().for_each(|how| self.changes_nothing(how));
     }
 
     fn changes_nothing(&self, how: How) {
@@ -127,7 +131,11 @@ where
                 assert!(kept(stops.0.snapshot().unwrap()) == before, "{what}");
             }
         }
-        assert_eq!(unread, self.unread, "{how:?}");
+        let device = |rank| if how == How::OneDevice { 0 } else { rank };
+        let mut wanted: Vec<_> = self.unread.iter().map(|(rank, name)| (device(*rank), *name)).collect();
+        wanted.sort_unstable();
+        unread.sort_unstable();
+        assert_eq!(unread, wanted, "{how:?}");
         assert!(attempts > 20, "{how:?}: {attempts}");
         // On with the next batch, as if the bad ones had never been.
         for step in 3..6 {
@@ -144,35 +152,31 @@ where
     }
 }
 
-/// One run as code, one replayed.
-const EAGER_AND_STEP: [How; 2] = [How::PerRank(CaptureMode::Eager), How::PerRank(CaptureMode::Step)];
-const EAGER_AND_JOINT: [How; 2] = [How::PerRank(CaptureMode::Eager), How::OneDevice];
-
-fn of_gpt(config: GptConfig, checked: &Checked, gradients: Gradients, how: &[How], kinds: &[&'static str]) {
+fn of_gpt(config: GptConfig, checked: &Checked, gradients: Gradients, kinds: &[&'static str]) {
     let stages = || config.stages(&[1, 1]).unwrap();
-    let case = Case::<GptStage> { checked, stages: &stages, gradients, how, kinds, targets, unread: &[] };
+    let case = Case::<GptStage> { checked, stages: &stages, gradients, kinds, targets, unread: &[] };
     case.a_nan_anywhere_changes_nothing();
 }
 
 #[test]
 fn a_nan_in_f_i_w_refresh_reduce_or_agree_changes_nothing() {
-    of_gpt(model(), zb_h1::<2, 4>(), Gradients::Copied, &HOW, KINDS);
+    of_gpt(model(), zb_h1::<2, 4>(), Gradients::Copied, KINDS);
 }
 
 #[test]
 fn a_nan_in_b_changes_nothing() {
-    of_gpt(model(), one_f_one_b::<2, 4>(), Gradients::Copied, &HOW, KINDS);
+    of_gpt(model(), one_f_one_b::<2, 4>(), Gradients::Copied, KINDS);
 }
 
 #[test]
 fn a_nan_in_gradients_that_are_added_in_place_changes_nothing() {
-    of_gpt(model(), zb_h1::<2, 4>(), Gradients::Direct, &EAGER_AND_STEP, KINDS);
+    of_gpt(model(), zb_h1::<2, 4>(), Gradients::Direct, KINDS);
 }
 
 #[test]
 fn a_nan_in_gradients_of_groups_changes_nothing() {
     let checked = zb_h1::<2, 4>().clone().coalesced(2).unwrap();
-    of_gpt(model(), &checked, Gradients::Coalesced, &EAGER_AND_JOINT, &[KINDS, &["group_gemm"]].concat());
+    of_gpt(model(), &checked, Gradients::Coalesced, &[KINDS, &["group_gemm"]].concat());
 }
 
 #[test]
@@ -180,7 +184,7 @@ fn a_nan_changes_nothing_where_state_moves_with_every_step() {
     let recipe = "fp8-delayed:history=4,update=step".parse().unwrap();
     let config = GptConfig { recipe, ..model() };
     let kinds: Vec<&str> = KINDS.iter().copied().filter(|kind| *kind != "roll").collect(); // by commit alone
-    of_gpt(config, zb_h1::<2, 4>(), Gradients::Copied, &EAGER_AND_STEP, &kinds);
+    of_gpt(config, zb_h1::<2, 4>(), Gradients::Copied, &kinds);
 }
 
 /// The ends of the tie are on two ranks, and on one.
@@ -189,11 +193,11 @@ fn a_nan_in_a_tied_model_changes_nothing() {
     let GptConfig { vocab, hidden, heads, ffn, layers, seq, sequences, recipe } = model();
     let (kv_heads, rotary_base, tied) = (1, 500.0, true);
     let config = LlamaConfig { vocab, hidden, heads, kv_heads, ffn, layers, seq, sequences, rotary_base, tied, recipe };
-    for (ranks, how) in [(2, EAGER_AND_STEP), (1, EAGER_AND_JOINT)] {
+    for ranks in [2, 1] {
         let checked = zb_h1::build(ranks, 4).unwrap();
         let stages = || config.stages(if ranks == 2 { &[1, 1] } else { &[2] }).unwrap();
         let (kinds, gradients) = (KINDS_OF_LLAMA, Gradients::Copied);
-        let case = Case { checked: &checked, stages: &stages, gradients, how: &how, kinds, targets, unread: &[] };
+        let case = Case { checked: &checked, stages: &stages, gradients, kinds, targets, unread: &[] };
         case.a_nan_anywhere_changes_nothing();
     }
 }
@@ -207,11 +211,10 @@ fn a_nan_in_r_changes_nothing() {
         checked: &checked,
         stages: &stages,
         gradients: Gradients::Copied,
-        how: &EAGER_AND_STEP,
         kinds: KINDS,
         targets: |seen| (0..seen.len()).collect(),
         // R gives up the output of its stage, and F of what is run again its tape.
-        unread: &[(0, "gemm"), (0, "add"), (0, "gemm"), (0, "add"), (1, "cross_entropy"), (1, "cross_entropy")],
+        unread: &[(0, "add"), (0, "add"), (0, "gemm"), (0, "gemm"), (1, "cross_entropy"), (1, "cross_entropy")],
     };
     case.a_nan_anywhere_changes_nothing();
 }

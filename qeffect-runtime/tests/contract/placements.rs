@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::how::{Case, HOW, How, ascending, weight_gradients_ascend};
+use crate::common::how::{Case, HOW, How, RANKS, cases, cut, training, weight_gradients_ascend};
 use crate::common::settings::{TRANSPOSES, adamw, tiny};
 use crate::common::{Solo, batch};
 use qeffect_core::bind::Gradients;
@@ -15,7 +15,7 @@ use qeffect_core::plan::Checked;
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::device::Caps;
 use qeffect_runtime::error::Result;
-use qeffect_runtime::gpt::GptConfig;
+use qeffect_runtime::gpt::{GptConfig, GptStage};
 use qeffect_runtime::optim::OptimConfig;
 use qeffect_runtime::session::{Session, SessionConfig};
 use qeffect_runtime::shard::Named;
@@ -56,27 +56,45 @@ fn without_transposed(mut values: BTreeMap<String, Named>) -> BTreeMap<String, N
 }
 
 fn new_solo(config: &GptConfig, gradients: Gradients, coalesce: u32, caps: Caps) -> Solo {
+    solo_of(config, MICROBATCHES, gradients, coalesce, caps)
+}
+
+fn solo_of(config: &GptConfig, microbatches: u32, gradients: Gradients, coalesce: u32, caps: Caps) -> Solo {
     let device = Box::new(CpuDevice::with_caps(caps));
-    Solo::on(device, config, &[config.layers], MICROBATCHES, OPTIM, (gradients, coalesce))
+    Solo::on(device, config, &[config.layers], microbatches, OPTIM, (gradients, coalesce))
 }
 
 fn solo(config: &GptConfig, gradients: Gradients, coalesce: u32, caps: Caps) -> Trace {
-    let mut solo = new_solo(config, gradients, coalesce, caps);
-    let steps = (0..STEPS).map(|step| solo.step(&batch(config, step, MICROBATCHES)).1.norm.to_bits());
+    trace(new_solo(config, gradients, coalesce, caps), config)
+}
+
+fn trace(mut solo: Solo, config: &GptConfig) -> Trace {
+    let microbatches = solo.microbatches;
+    let steps = (0..STEPS).map(|step| solo.step(&batch(config, step, microbatches)).1.norm.to_bits());
     let norms = steps.collect();
     Trace { norms, values: without_transposed(solo.shard.export().unwrap()) }
 }
 
-fn run(how: How, config: &GptConfig, checked: &Checked, blocks: &[usize], caps: Caps) -> Result<Trace> {
-    let stages = config.stages(blocks)?;
-    let session_config =
-        SessionConfig { gradients: Gradients::Coalesced, ..SessionConfig::new(OPTIM, config.tokens()) };
-    let mut session = how.session(checked.clone(), stages, session_config, || Box::new(CpuDevice::with_caps(caps)))?;
+fn run(how: How, config: &GptConfig, checked: &Checked, gradients: Gradients, caps: Caps) -> Result<Trace> {
+    let mut session = started(how, config, checked, gradients, caps)?;
     let mut norms = Vec::new();
     for step in 0..STEPS {
-        norms.push(session.step(batch(config, step, MICROBATCHES))?.grad_norm.to_bits());
+        norms.push(session.step(batch(config, step, checked.schedule.microbatches))?.grad_norm.to_bits());
     }
     Ok(Trace { norms, values: without_transposed(session.snapshot()?.values) })
+}
+
+/// A session that has taken no step yet.
+fn started(
+    how: How,
+    config: &GptConfig,
+    checked: &Checked,
+    gradients: Gradients,
+    caps: Caps,
+) -> Result<Session<GptStage>> {
+    let stages = config.stages(cut(checked.schedule.stages))?;
+    let session_config = SessionConfig { gradients, ..SessionConfig::new(OPTIM, config.tokens()) };
+    how.session(checked.clone(), stages, session_config, || Box::new(CpuDevice::with_caps(caps)))
 }
 
 // case B13, case B55: the first executed W overwrites, every other one adds. In sessions: `bit_for_bit`.
@@ -92,31 +110,79 @@ fn direct_gives_the_bits_of_copied() {
     }
 }
 
-/// Groups of `n` give the same bits under every schedule in every mode, as long as groups ascend.
+/// Groups of `n` give the same bits under every schedule in every mode. Only the groups of `looped_bfs` descend, which is
+/// refused at start.
 fn groups_give_the_same_bits(recipe: &str, n: u32, caps: Caps) {
-    let wanted = [3, 6].map(|layers| (layers, solo(&tiny(recipe, layers), Gradients::Coalesced, n, Caps::default())));
-    let mut same = 0;
-    for case in ascending(MICROBATCHES) {
+    let rolls = recipe.ends_with("update=microbatch");
+    let mut wanted = BTreeMap::new();
+    let mut ran = BTreeMap::new();
+    for case in cases(MICROBATCHES) {
         let config = tiny(recipe, case.layers());
-        let (_, want) = wanted.iter().find(|(layers, _)| *layers == case.layers()).unwrap();
-        let checked = case.checked.coalesced(n).unwrap();
-        let ascends = weight_gradients_ascend(&checked, n);
+        let of = (case.layers(), case.microbatches());
+        let want = wanted.entry(of).or_insert_with(|| {
+            trace(solo_of(&config, case.microbatches(), Gradients::Coalesced, n, Caps::default()), &config)
+        });
+        let checked = case.checked.clone().coalesced(n).unwrap();
+        let refusal = match rolls && checked.order_dependent {
+            true => Some(Code::OrderDependent),
+            false => (!weight_gradients_ascend(&checked, n)).then_some(Code::GradientsUnsupported),
+        };
         for how in HOW {
-            let what = format!("{recipe}, groups of {n}, {}, {how:?}", case.name);
-            match run(how, &config, &checked, case.blocks, caps) {
+            let what = format!("{recipe}, groups of {n}, {} on {} ranks, {how:?}", case.schedule, case.ranks());
+            let times = ran.entry((case.schedule, case.ranks())).or_insert(0);
+            match run(how, &config, &checked, Gradients::Coalesced, caps) {
                 Ok(found) => {
-                    assert!(ascends, "{what}: was not refused");
+                    assert_eq!(refusal, None, "{what}: was not refused");
                     found.equals(want, &what);
-                    same += 1;
+                    *times += 1;
                 }
-                Err(error) => {
-                    assert_eq!(error.code(), Some(Code::GradientsUnsupported), "{what}: {error}");
-                    assert!(!ascends, "{what}: {error}");
-                }
+                Err(error) => assert!(error.code().is_some() && error.code() == refusal, "{what}: {error}"),
             }
         }
     }
-    assert!(same >= 4 * 18, "{same} ran");
+    let times = |schedule: &str| if schedule == "looped_bfs" { 0 } else { HOW.len() };
+    let all = training().flat_map(|entry| RANKS.map(|ranks| ((entry.name, ranks), times(entry.name))));
+    assert_eq!(ran, all.collect::<BTreeMap<_, _>>(), "{recipe}, groups of {n}");
+}
+
+/// Weight gradients that descend are summed by microbatch where they are copied; to be added in place, one by one or in
+/// groups, they are refused at start. Inside a group any order will do.
+#[test]
+fn weight_gradients_that_descend_are_not_added_in_place() {
+    qeffect_schedules::schedule! {
+        /// Forwards and input gradients in order, weight gradients against it.
+        descending<P, M>;
+
+        ranks: P;
+        microbatches: M;
+        stages: P;
+        place: |s| s;
+
+        rank |r| {
+            for m in 0..M { F(r, m); }
+            for m in 0..M { I(r, m); }
+            for m in (0..M).rev() { W(r, m); }
+        }
+    }
+    let checked = descending::build(2, i64::from(MICROBATCHES)).unwrap();
+    assert!(!checked.order_dependent, "no state sees the order");
+    for recipe in RECIPES {
+        let (config, caps) = (tiny(recipe, 3), Caps::default());
+        let want = solo(&config, Gradients::Copied, 1, caps);
+        for how in HOW {
+            let what = format!("{recipe}, {how:?}");
+            run(how, &config, &checked, Gradients::Copied, caps).unwrap().equals(&want, &what);
+            for (gradients, n) in [(Gradients::Direct, 1), (Gradients::Coalesced, 2), (Gradients::Coalesced, 3)] {
+                let checked = checked.clone().coalesced(n).unwrap();
+                let error = started(how, &config, &checked, gradients, caps).map(drop).unwrap_err();
+                assert_eq!(error.code(), Some(Code::GradientsUnsupported), "{what}, {gradients:?}: {error}");
+                let text = error.to_string();
+                assert!(text.contains("stand in ascending order"), "{what}, {gradients:?}: {text}");
+            }
+            let one = checked.clone().coalesced(MICROBATCHES).unwrap();
+            run(how, &config, &one, Gradients::Coalesced, caps).unwrap().equals(&want, &what);
+        }
+    }
 }
 
 #[test]
@@ -152,10 +218,10 @@ fn groups_with_factors_of_their_own_need_a_device_that_has_them() {
     let one_factor = Caps { one_factor: true, ..TRANSPOSES };
     groups_give_the_same_bits(RECIPES[1], 2, one_factor);
     let ascends = |case: &Case| weight_gradients_ascend(&case.checked.clone().coalesced(2).unwrap(), 2);
-    let case = ascending(MICROBATCHES).into_iter().find(ascends).unwrap();
+    let case = cases(MICROBATCHES).into_iter().find(ascends).unwrap();
     let tried = |recipe, how| {
         let config = tiny(recipe, case.layers());
-        run(how, &config, &case.checked.clone().coalesced(2).unwrap(), case.blocks, one_factor)
+        run(how, &config, &case.checked.clone().coalesced(2).unwrap(), Gradients::Coalesced, one_factor)
     };
     for how in HOW {
         let refused = tried(RECIPES[0], how).unwrap_err().to_string();
