@@ -115,6 +115,15 @@ fn schedules() -> impl Iterator<Item = (String, Checked)> {
     })
 }
 
+/// None of the library is left out of them, whatever ranks it takes.
+#[test]
+fn these_are_all_schedules() {
+    let of = |name: &str| name.split(" on ").next().unwrap_or_default().to_owned();
+    let found: BTreeSet<String> = schedules().map(|(name, _)| of(&name)).collect();
+    let all = library().iter().chain(further()).filter(|entry| !entry.eval).map(|entry| entry.name.to_owned());
+    assert_eq!(found, all.collect());
+}
+
 /// Gradients that are added in place have the bits of those that are copied; those of groups are other sums.
 fn every_schedule(gradients: Gradients, capture: CaptureMode) {
     static COPIED: OnceLock<Wanted> = OnceLock::new();
