@@ -7,11 +7,12 @@ use proc_macro2::{TokenStream, TokenTree};
 use qeffect_core::action::{Item, Kind};
 use qeffect_core::check::{Options, check};
 use qeffect_core::code::Code;
+use qeffect_core::diag::Report;
 use qeffect_core::ids::{Microbatch, Rank, Stage};
 use qeffect_core::lang;
 use qeffect_core::ledger::{Ledger, LedgerError, Rolls, StageContract, Verdict};
 use qeffect_core::plan::Op;
-use qeffect_core::schedule::Schedule;
+use qeffect_core::schedule::{Schedule, Transport};
 use qeffect_core::tape::{TapeRef, WorkRef};
 use qeffect_core::text::{read_csv, write_csv};
 use quote::quote;
@@ -26,6 +27,14 @@ pub fn printed(schedule: &Schedule) -> String {
         let _ = write!(text, "if s == {stage} {{ {rank} }} else {{ ");
     }
     let _ = writeln!(text, "{}{};", schedule.placement[0], " }".repeat(schedule.placement.len() - 1));
+    match schedule.transport {
+        Transport::Edge => {}
+        Transport::RankEdge => text.push_str("transport: rank_edge;\n"),
+        Transport::Rendezvous => text.push_str("transport: rendezvous;\n"),
+    }
+    if schedule.eval {
+        text.push_str("eval;\n");
+    }
     text.push_str("rank |r| {\n");
     for rank in 0..schedule.ranks {
         let _ = write!(text, "    if r == {rank} {{\n       ");
@@ -51,13 +60,17 @@ pub fn printed(schedule: &Schedule) -> String {
     text
 }
 
+/// The codes in the report of a checked schedule.
+pub fn codes<T>(verdict: Result<T, Report>) -> BTreeSet<Code> {
+    verdict.err().map(|report| report.codes().into_iter().collect()).unwrap_or_default()
+}
+
 /// The codes that a program read from text gets.
 pub fn program(text: &str) -> BTreeSet<Code> {
-    let verdict = lang::read("mutant.sched", text).0.and_then(|program| {
+    codes(lang::read("mutant.sched", text).0.and_then(|program| {
         let values = program.instances[0].values.to_vec();
         check(lang::interpret(&program, &values)?, &Options::COMPILE_TIME)
-    });
-    verdict.err().map(|report| report.codes().into_iter().collect()).unwrap_or_default()
+    }))
 }
 
 /// The codes in the errors of the expansion of `schedule!`.
@@ -80,18 +93,15 @@ pub fn csv(schedule: &Schedule) -> Option<BTreeSet<Code>> {
     let text = write_csv(schedule).ok()?;
     let read = read_csv("mutant", "mutant.csv", &text).0.ok()?;
     let header = |s: &Schedule| (s.ranks, s.stages, s.microbatches, s.placement.clone(), s.eval);
-    (header(&read) == header(schedule)).then(|| {
-        let verdict = check(read, &Options::AT_START);
-        verdict.err().map(|report| report.codes().into_iter().collect()).unwrap_or_default()
-    })
+    (header(&read) == header(schedule)).then(|| codes(check(read, &Options::AT_START)))
 }
 
 /// The codes with which the ledger meets a fault that the checker calls `code`: what is lost shows at the end
-/// of the step, and a forward that never ran where its tape is wanted.
-pub fn at_run_time(code: Code) -> Vec<Code> {
+/// of the step, and a forward that never ran where its tape is wanted, or at the end of an evaluation.
+pub fn at_run_time(code: Code, eval: bool) -> Vec<Code> {
     match code {
         Code::TapeNeverConsumed | Code::WorkNeverConsumed => vec![Code::CommitWithWork],
-        Code::ForwardMissing => vec![Code::TapeBeforeForward, Code::RecomputeMisplaced],
+        Code::ForwardMissing if !eval => vec![Code::TapeBeforeForward, Code::RecomputeMisplaced],
         other => vec![other],
     }
 }
@@ -108,6 +118,7 @@ struct Drive<'a> {
     items: &'a [Item],
     stages: Vec<Stage>,
     microbatches: u32,
+    eval: bool,
     ledger: Ledger,
     tapes: Vec<Option<TapeRef>>,
     works: Vec<Option<WorkRef>>,
@@ -127,6 +138,7 @@ impl<'a> Drive<'a> {
             items,
             stages,
             microbatches: schedule.microbatches,
+            eval: schedule.eval,
             ledger: Ledger::new(rank, &contracts, schedule.microbatches, slots),
             tapes: (0..slots).map(|_| None).collect(),
             works: (0..slots).map(|_| None).collect(),
@@ -135,6 +147,9 @@ impl<'a> Drive<'a> {
     }
 
     fn run(mut self) -> Result<(), LedgerError> {
+        if self.eval {
+            return self.evaluate();
+        }
         self.ledger.begin_step()?;
         let [refresh, _, commit] = self.written;
         if !refresh {
@@ -149,6 +164,17 @@ impl<'a> Drive<'a> {
             self.commit()?;
         }
         self.ledger.begin_step().map(drop)
+    }
+
+    fn evaluate(mut self) -> Result<(), LedgerError> {
+        for stage in &self.stages {
+            self.ledger.fill(*stage)?;
+        }
+        self.ledger.begin_evaluation(self.microbatches)?;
+        for item in self.items {
+            self.ledger.begin_evaluate(item.stage, item.microbatch)?.finish();
+        }
+        self.ledger.end_evaluation()
     }
 
     fn commit(&mut self) -> Result<(), LedgerError> {

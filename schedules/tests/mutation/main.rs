@@ -6,6 +6,7 @@
 
 extern crate proc_macro;
 
+mod every;
 mod front_ends;
 mod mutants;
 mod truth;
@@ -33,6 +34,7 @@ mod tokens;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 
 use qeffect_core::check::{Options, check};
 use qeffect_core::code::{Code, Family};
@@ -41,14 +43,13 @@ use qeffect_core::schedule::{Schedule, Transport};
 use qeffect_schedules::{Entry, further, library};
 use truth::Truth;
 
-/// The schedules for training, unrolled for some sizes, without bounds and contracts: what a mutant
+/// All schedules of the library, unrolled for some sizes, without bounds and contracts: what a mutant
 /// exceeds is not the question here.
 fn bases() -> Vec<Schedule> {
     let sizes = [(1, 2), (2, 2), (2, 3), (3, 4), (4, 8)];
-    let training = library().iter().chain(further()).filter(|entry| !entry.eval);
     let build = |entry: &Entry, (p, m): (i64, i64)| (entry.build)(p, m).ok().map(|checked| checked.schedule);
     let mut bases = Vec::new();
-    for entry in training {
+    for entry in library().iter().chain(further()) {
         let before = bases.len();
         for size in sizes.into_iter().chain([(2, 4)]) {
             let Some(mut schedule) = build(entry, size) else { continue };
@@ -62,130 +63,107 @@ fn bases() -> Vec<Schedule> {
     bases
 }
 
+/// The codes that the checker finds.
 fn codes(schedule: &Schedule) -> BTreeSet<Code> {
-    match check(schedule.clone(), &Options::AT_START) {
-        Ok(_) => BTreeSet::new(),
-        Err(report) => report.codes().into_iter().collect(),
-    }
+    front_ends::codes(check(schedule.clone(), &Options::AT_START))
 }
 
-/// The family and codes of a schedule are those of the oracle.
-fn agrees(what: &str, schedule: &Schedule, found: &BTreeSet<Code>, truth: &Truth) {
-    let described = || format!("{what}: {found:?}, but {truth:?}\n{}", front_ends::printed(schedule));
-    match truth {
-        Truth::Fine => assert!(found.is_empty(), "{}", described()),
-        Truth::Exactly(codes) => assert_eq!(found, codes, "{}", described()),
-        Truth::OneOf(codes) => {
-            assert!(!found.is_empty() && found.is_subset(codes), "{}", described());
-        }
+/// The codes that the checker finds, if they are those of the oracle and, where `programs` are to be read too, those of
+/// the program in text and of the macro.
+fn judged(schedule: &Schedule, programs: bool) -> Result<BTreeSet<Code>, String> {
+    let found = codes(schedule);
+    let truth = truth::of(schedule);
+    let agrees = match &truth {
+        Truth::Fine => found.is_empty(),
+        Truth::Exactly(codes) => found == *codes,
+        Truth::OneOf(codes) => !found.is_empty() && found.is_subset(codes),
+    };
+    same(agrees, &found, "the oracle", &truth)?;
+    if programs {
+        let text = front_ends::printed(schedule);
+        let program = front_ends::program(&text);
+        same(program == found, &found, "text", &program)?;
+        let expanded = front_ends::expanded(&text);
+        same(expanded == found, &found, "the macro", &expanded)?;
     }
+    Ok(found)
 }
 
+fn same(is: bool, found: &BTreeSet<Code>, other: &str, says: &dyn Debug) -> Result<(), String> {
+    if is { Ok(()) } else { Err(format!("{found:?} by the checker, but {other}: {says:?}")) }
+}
+
+/// What was said of a mutant.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Answer {
+    family: Option<Family>,
+    /// Whether text and the macro were asked too.
+    programs: bool,
+    /// Whether a CSV can say it.
+    csv: bool,
+    ledger: Option<Code>,
+}
+
+/// By the oracle, CSV and the ledger: every change. As text and by the macro: every change of two ranks with two or three
+/// microbatches; of the larger schedules, the changes that [move nothing far](mutants::Change::is_near).
+///
+/// A CSV has no header: stages, microbatches and placement are what its cells say, and where they still say what the
+/// schedule says, so does the verdict. The ledger refuses a broken order at the action that breaks it, with a code that
+/// the checker gives too, and what is never consumed at the end of the step.
 #[test]
 fn every_single_change_gets_the_verdict_and_the_code_of_the_oracle() {
-    let mut counts: BTreeMap<Option<Family>, usize> = BTreeMap::new();
-    let mut total = 0;
-    for base in bases() {
-        assert_eq!(truth::of(&base), Truth::Fine, "{}", base.name);
-        for (what, mutant) in mutants::of(&base) {
-            let what = format!("{} {:?}, {what}", base.name, base.params);
-            let truth = truth::of(&mutant);
-            let found = codes(&mutant);
-            agrees(&what, &mutant, &found, &truth);
-            *counts.entry(found.first().map(|code| code.family())).or_default() += 1;
-            total += 1;
-        }
+    let bases = bases();
+    for base in &bases {
+        assert_eq!(judged(base, true), Ok(BTreeSet::new()), "{} {:?}", base.name, base.params);
+        assert_eq!(front_ends::ledger(base), None, "{} {:?}", base.name, base.params);
     }
-    assert!(total > 12_000, "{total}");
+    let counts = every::mutant(&bases, |mutant, near| {
+        let found = judged(mutant, near)?;
+        let csv = front_ends::csv(mutant);
+        same(csv.iter().all(|csv| *csv == found), &found, "csv", &csv)?;
+        let ledger = front_ends::ledger(mutant);
+        // Waits for other ranks are none of the ledger's; it is driven rank by rank here.
+        let local = |code: &Code| !matches!(code.family(), Family::Communication | Family::Order);
+        let expected = match ledger {
+            Some(refusal) => found.iter().any(|code| front_ends::at_run_time(*code, mutant.eval).contains(&refusal)),
+            None => !found.iter().any(local),
+        };
+        same(expected, &found, "the ledger", &ledger)?;
+        Ok(Answer { family: found.first().map(|code| code.family()), programs: near, csv: csv.is_some(), ledger })
+    });
+    let count = |is: &dyn Fn(&Answer) -> bool| -> usize {
+        counts.iter().filter(|(answer, _)| is(answer)).map(|(_, n)| n).sum()
+    };
+    assert!(count(&|_| true) > 160_000, "{counts:?}");
+    assert!(count(&|answer| answer.programs) > 26_000, "{counts:?}");
+    assert!(count(&|answer| answer.csv) > 2000, "{counts:?}");
     let families = [Family::Placement, Family::Ownership, Family::Order, Family::Communication];
     for family in families.map(Some).into_iter().chain([None]) {
-        assert!(counts.get(&family).is_some_and(|n| *n > 10), "{family:?}: {counts:?}");
+        assert!(count(&|answer| answer.family == family) > 10, "{family:?}: {counts:?}");
+    }
+    let refusals: BTreeSet<Option<Code>> = counts.keys().map(|answer| answer.ledger).collect();
+    assert!(refusals.len() >= 8, "{refusals:?}");
+    for refusal in refusals {
+        assert!(count(&|answer| answer.ledger == refusal) > 10, "{refusal:?}: {counts:?}");
     }
 }
 
 /// On one channel per pair of ranks a mutant is accepted only if every interleaving takes every message as
-/// the one that it is.
+/// the one that it is: every change by the oracle, and those above as text and by the macro.
 #[test]
 fn the_same_on_a_shared_channel() {
-    let (mut refused, mut accepted) = (0, 0);
-    for base in bases() {
-        for (what, mut mutant) in std::iter::once(("as it is".to_owned(), base.clone())).chain(mutants::of(&base)) {
-            mutant.transport = Transport::RankEdge;
-            let truth = truth::of(&mutant);
-            let found = codes(&mutant);
-            agrees(&format!("{} {:?}, {what}", base.name, base.params), &mutant, &found, &truth);
-            refused += usize::from(found.contains(&Code::FifoOrder));
-            accepted += usize::from(found.is_empty());
+    let bases: Vec<Schedule> =
+        bases().into_iter().map(|base| Schedule { transport: Transport::RankEdge, ..base }).collect();
+    // As they are, some of them are refused here too.
+    for base in &bases {
+        if let Err(fault) = judged(base, true) {
+            panic!("{} {:?}: {fault}", base.name, base.params);
         }
     }
-    assert!(refused > 200 && accepted > 200, "{refused} mistaken, {accepted} accepted");
-}
-
-#[test]
-fn text_says_the_same_as_the_checker() {
-    let mut read = 0;
-    for base in bases() {
-        for (what, mutant) in mutants::of(&base) {
-            let text = front_ends::printed(&mutant);
-            assert_eq!(front_ends::program(&text), codes(&mutant), "{} {:?}, {what}\n{text}", base.name, base.params);
-            read += 1;
-        }
+    let counts = every::mutant(&bases, |mutant, near| judged(mutant, near).map(|found| found.first().copied()));
+    for verdict in [Some(Code::FifoOrder), None] {
+        assert!(counts.get(&verdict).is_some_and(|n| *n > 200), "{verdict:?}: {counts:?}");
     }
-    assert!(read > 12_000, "{read}");
-}
-
-/// Drawing errors takes its time: every mutant of the small schedules, some of the others.
-#[test]
-fn the_macro_says_the_same_as_the_checker() {
-    let (mut small, mut others) = (0, 0);
-    for base in bases() {
-        let is_small = mutants::is_small(&base);
-        let each = if is_small { 1 } else { 4 * base.items.len().div_ceil(24) };
-        let mutants = mutants::of(&base);
-        *(if is_small { &mut small } else { &mut others }) += mutants.len().div_ceil(each);
-        for (what, mutant) in mutants.into_iter().step_by(each) {
-            let text = front_ends::printed(&mutant);
-            assert_eq!(front_ends::expanded(&text), codes(&mutant), "{} {:?}, {what}\n{text}", base.name, base.params);
-        }
-    }
-    assert!(small > 9000 && others > 300, "{small} of small schedules, {others} of others");
-}
-
-/// A CSV has no header: stages, microbatches and placement are what its cells say. Where they still say
-/// what the schedule says, so does the verdict.
-#[test]
-fn a_csv_gets_the_same_verdict() {
-    let mut compared = 0;
-    for base in bases() {
-        for (what, mutant) in mutants::of(&base) {
-            let Some(read) = front_ends::csv(&mutant) else { continue };
-            assert_eq!(read, codes(&mutant), "{} {:?}, {what}", base.name, base.params);
-            compared += 1;
-        }
-    }
-    assert!(compared > 2000, "{compared}");
-}
-
-/// The ledger refuses a broken order at the action that breaks it, with a code that the checker gives too;
-/// what is never consumed shows at the end of the step.
-#[test]
-fn a_ledger_refuses_what_the_checker_refuses() {
-    let mut counts: BTreeMap<Option<Code>, usize> = BTreeMap::new();
-    for base in bases() {
-        for (what, mutant) in mutants::of(&base) {
-            let found = codes(&mutant);
-            let expected: BTreeSet<Code> = found.iter().flat_map(|code| front_ends::at_run_time(*code)).collect();
-            let local = |code: &Code| !matches!(code.family(), Family::Communication | Family::Order);
-            let what = format!("{} {:?}, {what}", base.name, base.params);
-            match front_ends::ledger(&mutant) {
-                Some(code) => assert!(expected.contains(&code), "{what}: {code} at run time, {found:?} by the checker"),
-                // Waits for other ranks are none of the ledger's; it is driven rank by rank here.
-                None => assert!(!found.iter().any(local), "{what}: {found:?} only by the checker"),
-            }
-            *counts.entry(front_ends::ledger(&mutant)).or_default() += 1;
-        }
-    }
-    assert!(counts.len() >= 8 && counts.values().all(|n| *n > 10), "{counts:?}");
 }
 
 /// Written refresh, reduce and commit: every single change of a program that has them, by the checker through all
@@ -196,19 +174,16 @@ fn versions_are_judged_alike_by_checker_and_ledger() {
     for base in mutants::with_versions() {
         assert_eq!(codes(&base), BTreeSet::new(), "{}", front_ends::printed(&base));
         assert_eq!(front_ends::ledger(&base), None);
-        for (what, mutant) in mutants::everything(&base) {
-            let found = codes(&mutant);
-            let text = front_ends::printed(&mutant);
-            agrees(&what, &mutant, &found, &truth::of(&mutant));
-            assert_eq!(front_ends::program(&text), found, "{what}\n{text}");
-            assert_eq!(front_ends::expanded(&text), found, "{what}\n{text}");
+        for change in mutants::of(&base) {
+            let mutant = change.of(&base);
+            let found = judged(&mutant, true).unwrap_or_else(|fault| panic!("{}: {fault}", change.describe(&base)));
             if !found.iter().all(|code| code.family() == Family::Version) {
                 continue;
             }
             let ledger = front_ends::ledger(&mutant);
             let expected = versions::first_refusal(mutant.rank(Rank(0)), mutant.microbatches);
-            assert_eq!(ledger, expected, "{what}: {found:?} by the checker\n{text}");
-            assert_eq!(ledger.is_some(), !found.is_empty(), "{what}: {found:?} by the checker\n{text}");
+            assert_eq!(ledger, expected, "{}: {found:?} by the checker", change.describe(&base));
+            assert_eq!(ledger.is_some(), !found.is_empty(), "{}: {found:?} by the checker", change.describe(&base));
             for code in found {
                 *counts.entry((code, ledger.unwrap_or(code))).or_default() += 1;
             }

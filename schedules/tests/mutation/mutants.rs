@@ -11,83 +11,90 @@ fn marker(item: &Item) -> bool {
     matches!(item.kind, Kind::OverlapBegin | Kind::OverlapBranch | Kind::OverlapEnd)
 }
 
-fn with(base: &Schedule, programs: Vec<Vec<Item>>) -> Schedule {
-    let mut starts = vec![0];
-    for program in &programs {
-        starts.push(starts[starts.len() - 1] + program.len() as u32);
-    }
-    Schedule { items: Cow::Owned(programs.concat()), starts: Cow::Owned(starts), ..base.clone() }
+/// A single change of a schedule. Ranks and places in their programs, as they are before it.
+#[derive(Clone, Copy, Debug)]
+pub enum Change {
+    /// The action is gone.
+    Drop { rank: usize, at: usize },
+    /// The action is there once more, in front of what stood at `to`.
+    Double { rank: usize, at: usize, to: usize },
+    /// Two actions of two programs (or of one) stand in each other's places.
+    Swap { rank: usize, at: usize, other: usize, there: usize },
 }
 
-/// Every drop, every duplicate (beside the action, and at the end of the program), every swap of neighbours
-/// in a rank's program and of actions at the same place of two ranks' programs. Markers of overlaps stay.
-pub fn all(base: &Schedule) -> Vec<(String, Schedule)> {
-    let programs: Vec<Vec<Item>> = (0..base.ranks).map(|rank| base.rank(Rank(rank)).to_vec()).collect();
-    let mut mutants = Vec::new();
-    let mut push = |what: String, programs: Vec<Vec<Item>>| mutants.push((what, with(base, programs)));
-    for (rank, program) in programs.iter().enumerate() {
-        let actions: Vec<usize> = (0..program.len()).filter(|at| !marker(&program[*at])).collect();
-        for (n, at) in actions.iter().copied().enumerate() {
-            let item = program[at];
-            let mut changed = programs.clone();
-            changed[rank].remove(at);
-            push(format!("{item} dropped"), changed);
-            let mut changed = programs.clone();
-            changed[rank].insert(at, item);
-            push(format!("{item} doubled"), changed);
-            let mut changed = programs.clone();
-            changed[rank].push(item);
-            push(format!("{item} once more at the end"), changed);
-            if let Some(next) = actions.get(n + 1) {
-                let mut changed = programs.clone();
-                changed[rank].swap(at, *next);
-                push(format!("{item} and {} swapped", program[*next]), changed);
+impl Change {
+    /// The schedule with the change.
+    pub fn of(self, base: &Schedule) -> Schedule {
+        let start = |rank: usize| base.starts[rank] as usize;
+        let (mut items, mut starts) = (base.items.to_vec(), base.starts.to_vec());
+        match self {
+            Change::Drop { rank, at } => {
+                items.remove(start(rank) + at);
+                starts[rank + 1..].iter_mut().for_each(|start| *start -= 1);
             }
-            for other in rank + 1..programs.len() {
-                let Some(there) = programs[other].get(at).filter(|there| !marker(there)) else { continue };
-                let mut changed = programs.clone();
-                changed[rank][at] = *there;
-                changed[other][at] = item;
-                push(format!("{item} and {there} of rank {other} swapped"), changed);
+            Change::Double { rank, at, to } => {
+                items.insert(start(rank) + to, items[start(rank) + at]);
+                starts[rank + 1..].iter_mut().for_each(|start| *start += 1);
+            }
+            Change::Swap { rank, at, other, there } => items.swap(start(rank) + at, start(other) + there),
+        }
+        Schedule { items: Cow::Owned(items), starts: Cow::Owned(starts), ..base.clone() }
+    }
+
+    /// Whether it is any change of a [small](is_small) schedule, or one that moves nothing far: a drop, a duplicate beside
+    /// the action or at the end of its program, a swap of neighbours or between two programs.
+    pub fn is_near(self, base: &Schedule) -> bool {
+        let program = |rank: usize| base.rank(Rank(rank as u32));
+        is_small(base)
+            || match self {
+                Change::Drop { .. } => true,
+                Change::Double { rank, at, to } => to == at || to == program(rank).len(),
+                Change::Swap { rank, at, other, there } => {
+                    rank != other || program(rank)[at + 1..there].iter().all(marker)
+                }
+            }
+    }
+
+    /// What is done, in words.
+    pub fn describe(self, base: &Schedule) -> String {
+        let item = |rank: usize, at: usize| base.rank(Rank(rank as u32))[at];
+        match self {
+            Change::Drop { rank, at } => format!("{} of rank {rank} dropped", item(rank, at)),
+            Change::Double { rank, at, to } => format!("{} of rank {rank} once more at {to}", item(rank, at)),
+            Change::Swap { rank, at, other, there } => {
+                format!("{} of rank {rank} and {} of rank {other} swapped", item(rank, at), item(other, there))
             }
         }
     }
-    mutants
 }
 
-/// Two ranks with two or three microbatches: small enough for every change there is.
-pub fn is_small(base: &Schedule) -> bool {
+/// Two ranks with two or three microbatches.
+fn is_small(base: &Schedule) -> bool {
     base.ranks == 2 && base.microbatches <= 3
 }
 
-/// [`everything`] of small schedules, [`all`] of others.
-pub fn of(base: &Schedule) -> Vec<(String, Schedule)> {
-    if is_small(base) { everything(base) } else { all(base) }
-}
-
-/// Every drop, every duplicate at every place of its program, every swap within one, and those of [`all`] between two.
-pub fn everything(base: &Schedule) -> Vec<(String, Schedule)> {
-    let mut mutants = all(base);
-    let programs: Vec<Vec<Item>> = (0..base.ranks).map(|rank| base.rank(Rank(rank)).to_vec()).collect();
+/// Every drop; every duplicate, at every place of the action's program; every swap of two actions of one program, and of
+/// two actions that stand at the same place of two programs. Markers of overlaps stay, and no action comes to stand
+/// outside the branches of an overlap.
+pub fn of(base: &Schedule) -> Vec<Change> {
+    let programs: Vec<&[Item]> = (0..base.ranks).map(|rank| base.rank(Rank(rank))).collect();
+    let mut changes = Vec::new();
     for (rank, program) in programs.iter().enumerate() {
         let actions: Vec<usize> = (0..program.len()).filter(|at| !marker(&program[*at])).collect();
         for (n, at) in actions.iter().copied().enumerate() {
+            changes.push(Change::Drop { rank, at });
             // Right after itself is right before itself, and nothing stands between an overlap and its first branch.
-            let known = |to: usize| to == at || to == at + 1 || to == program.len();
-            let places = |to: &usize| !known(*to) && (*to == 0 || program[*to - 1].kind != Kind::OverlapBegin);
-            for to in (0..program.len()).filter(places) {
-                let mut changed = programs.clone();
-                changed[rank].insert(to, program[at]);
-                mutants.push((format!("{} once more at {to}", program[at]), with(base, changed)));
-            }
-            for other in actions[n + 1..].iter().skip(1) {
-                let mut changed = programs.clone();
-                changed[rank].swap(at, *other);
-                mutants.push((format!("{} and {} swapped", program[at], program[*other]), with(base, changed)));
-            }
+            let place = |to: &usize| {
+                *to != at + 1 && (*to == 0 || *to == program.len() || program[*to - 1].kind != Kind::OverlapBegin)
+            };
+            changes.extend((0..=program.len()).filter(place).map(|to| Change::Double { rank, at, to }));
+            changes.extend(actions[n + 1..].iter().map(|there| Change::Swap { rank, at, other: rank, there: *there }));
+            let faces = |other: &usize| programs[*other].get(at).is_some_and(|there| !marker(there));
+            let others = (rank + 1..programs.len()).filter(faces);
+            changes.extend(others.map(|other| Change::Swap { rank, at, other, there: at }));
         }
     }
-    mutants
+    changes
 }
 
 /// Small programs that write refresh, reduce and commit themselves.

@@ -23,7 +23,7 @@ pub enum Truth {
 pub fn of(schedule: &Schedule) -> Truth {
     let programs: Vec<&[Item]> = (0..schedule.ranks).map(|rank| schedule.rank(Rank(rank))).collect();
     let phases: [&dyn Fn() -> BTreeSet<Code>; 3] =
-        [&|| misplaced(schedule, &programs), &|| coverage(schedule, &programs), &|| ownership(&programs)];
+        [&|| misplaced(schedule, &programs), &|| coverage(schedule, &programs), &|| ownership(schedule, &programs)];
     for phase in phases {
         let codes = phase();
         if !codes.is_empty() {
@@ -42,7 +42,13 @@ pub fn of(schedule: &Schedule) -> Truth {
     let units: Vec<Vec<Vec<Item>>> = programs.iter().map(|program| units(program)).collect();
     match ends(schedule, &units) {
         End::All => Truth::Fine,
-        End::Mistaken => Truth::OneOf([Code::FifoOrder, Code::Deadlock].into()),
+        End::Mistaken => {
+            // What stops on channels of its own stops on a shared one, and either may be said of it.
+            let alone = Schedule { transport: Transport::Edge, ..schedule.clone() };
+            let stops = has_overlaps && matches!(ends(&alone, &units), End::Stops);
+            let dependent = stops.then_some(Code::OverlapDependent);
+            Truth::OneOf([Code::FifoOrder, Code::Deadlock].into_iter().chain(dependent).collect())
+        }
         // An overlap that waits for itself through other ranks is named as such.
         End::Stops if has_overlaps => Truth::OneOf([Code::Deadlock, Code::OverlapDependent].into()),
         End::Stops => Truth::Exactly([Code::Deadlock].into()),
@@ -97,7 +103,11 @@ fn word(letters: &str) -> &'static [Code] {
     }
 }
 
-fn ownership(programs: &[&[Item]]) -> BTreeSet<Code> {
+/// Nothing is retained in an evaluation.
+fn ownership(schedule: &Schedule, programs: &[&[Item]]) -> BTreeSet<Code> {
+    if schedule.eval {
+        return BTreeSet::new();
+    }
     let mut words: BTreeMap<(u32, u32), String> = BTreeMap::new();
     for item in programs.iter().flat_map(|program| program.iter()) {
         if let Some(letter) = item.kind.letter() {
