@@ -46,8 +46,10 @@ sources! {
     /// Layer norm.
     NORM = "norm.cu" {
         layer_norm_forward, layer_norm_cast_2048, layer_norm_cast_4096, layer_norm_backward, layer_norm_backward_cast_2048,
-        layer_norm_backward_cast_4096, layer_norm_gradients,
+        layer_norm_backward_cast_4096,
     }
+    /// Gradients of gain and bias, and what else goes down the columns of a norm's gradient.
+    NORM_COLUMNS = "norm_columns.cu" { layer_norm_gradients }
     /// Sums and conversions.
     ELEMENTWISE = "elementwise.cu" { add_bf16, convert_f32_bf16, convert_bf16_f32, sum_slots, accumulate_f32, dropout }
     /// Embeddings.

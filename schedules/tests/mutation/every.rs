@@ -13,8 +13,8 @@ use crate::mutants::{self, Change};
 /// How many mutants a thread takes at a time.
 const CHUNK: usize = 64;
 
-/// Judges every mutant of `bases`, told whether the change [is near](Change::is_near), and counts the answers. Fails with the message about the first mutant in order that has
-/// one, however many threads there are.
+/// Judges every mutant of `bases`, told whether the change [is near](Change::is_near), and counts the answers. Fails with the
+/// message about the first mutant in order that has one, however many threads there are.
 pub fn mutant<K: Ord + Send>(
     bases: &[Schedule],
     judge: impl Fn(&Schedule, bool) -> Result<K, String> + Sync,
