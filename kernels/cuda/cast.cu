@@ -150,9 +150,15 @@ struct SwigluGradient {
         unpack8(raw.gate, gate);
         unpack8(raw.up, up);
         unpack8(raw.dy, v);
+        const bool of_gates = column < columns / 2; // of all eight
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            v[i] = round_bf16(column < columns / 2 ? v[i] * up[i] * silu_slope(gate[i]) : v[i] * silu(gate[i]));
+        for (int i = 0; i < 8; i++) {
+            const float open = sigmoid(gate[i]);
+            const float factor = of_gates ? up[i] : gate[i] * open;
+            v[i] *= factor;
+            if (of_gates) v[i] *= silu_slope(gate[i], open);
+            v[i] = round_bf16(v[i]);
+        }
     }
 };
 

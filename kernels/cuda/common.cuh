@@ -231,7 +231,7 @@ __device__ __forceinline__ float one_plus_exponential(float x) {
     const float bounded = fminf(fmaxf(x, lowest), highest);
     const float shifted = bounded * LOG2_E + rounder;
     const float n = shifted - rounder;
-    const float r = (bounded - n * ln2_high) - n * ln2_low;
+    const float r = __fmaf_rn(n, -ln2_high, bounded) - n * ln2_low; // n · ln2_high is exact
     float p = 1.9875691e-4f;
     p = p * r + 1.3982e-3f;
     p = p * r + 8.333452e-3f;
@@ -241,12 +241,18 @@ __device__ __forceinline__ float one_plus_exponential(float x) {
     p = (p * (r * r) + r) + 1.0f;
     // n is added to the exponent of p: its bits are the low ones of `shifted`, whose high ones fall off. As p · 2^n is a normal
     // number everywhere, this is its product with 2^n. What is below the smallest is nothing beside 1.
-    const float value = __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
-    return 1.0f + (x > highest ? __uint_as_float(INFINITY_BITS) : value);
+    return 1.0f + __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
 
-// The logistic function, 1 / (1 + e^-x). What becomes of NaN does not matter: it is multiplied by what is NaN, too.
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / one_plus_exponential(-x); }
+// 1 / (1 + e^-x), the logistic function; 0 where it is not above the smallest normal number. What becomes of NaN does not matter:
+// it is multiplied by what is NaN, too. The quotient is what the compiler makes of one, correctly rounded from 1 to 2^126, less a
+// branch for other divisors, behind which each element would wait for the one before it.
+__device__ __forceinline__ float sigmoid(float x) {
+    const float y = one_plus_exponential(-x);
+    float guess;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(y));
+    return y < 0x1p126f ? __fmaf_rn(guess, __fmaf_rn(-y, guess, 1.0f), guess) : 0.0f;
+}
 
 // GELU in its tanh form, which is x · sigmoid(2u) with u = √(2/π) (x + 0.044715 x³).
 __device__ __forceinline__ float gelu_gate(float x) {
@@ -263,9 +269,7 @@ __device__ __forceinline__ float gelu_gradient(float x, float dy) {
 // SiLU, x · sigmoid(x).
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 
-__device__ __forceinline__ float silu_slope(float x) {
-    const float gate = sigmoid(x);
-    return gate * (1.0f + x * (1.0f - gate));
-}
+// Its slope, where sigmoid(x) is `gate`.
+__device__ __forceinline__ float silu_slope(float x, float gate) { return gate * (1.0f + x * (1.0f - gate)); }
 
-__device__ __forceinline__ float silu_gradient(float x, float dy) { return dy * silu_slope(x); }
+__device__ __forceinline__ float silu_gradient(float x, float dy) { return dy * silu_slope(x, sigmoid(x)); }

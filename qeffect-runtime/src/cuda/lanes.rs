@@ -100,17 +100,17 @@ pub(super) fn place(before: &[Vec<usize>], costs: &[f64], lanes: usize) -> Vec<P
 fn latency(unit: &Unit<'_>) -> f64 {
     match unit.cmd {
         _ if unit.piece == Piece::Vectors => 5.0,
-        Cmd::Attention { .. } => 9.0,
-        Cmd::AttentionGrad { .. } => 36.0,
+        Cmd::Attention { .. } => 7.0,
+        Cmd::AttentionGrad { .. } => 16.0,
         Cmd::LayerNorm { .. } | Cmd::RmsNorm { .. } => 5.0,
         Cmd::LayerNormGrad { .. } | Cmd::RmsNormGrad { .. } => 4.0,
-        Cmd::CrossEntropy { .. } => 9.0,
+        Cmd::CrossEntropy { .. } => 5.0,
         Cmd::Gemm { .. } | Cmd::GroupGemm { .. } => 4.0,
         Cmd::Quantise { .. } => 3.5,
         Cmd::Fused(fused) => match fused.producer {
             Producer::Stored { .. } => 5.0,
             Producer::LayerNorm { .. } | Producer::RmsNorm { .. } => 8.0, // alone it takes 5, but 8 places better
-            Producer::LayerNormGrad { .. } | Producer::RmsNormGrad { .. } => 7.0,
+            Producer::LayerNormGrad { .. } | Producer::RmsNormGrad { .. } => 5.0,
             Producer::Gelu { .. } | Producer::Silu { .. } | Producer::Swiglu { .. } => 7.0,
             Producer::GeluGrad { .. } | Producer::SiluGrad { .. } | Producer::SwigluGrad { .. } => 9.0,
             Producer::CrossEntropyGrad { .. } => 8.0,

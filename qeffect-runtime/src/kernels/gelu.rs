@@ -10,8 +10,7 @@ const CUBIC: f64 = 0.044_715;
 /// sigmoid(2u).
 #[inline(always)]
 fn gate<A: Real>(x: A) -> A {
-    let twice_u = A::from_f64(FACTOR) * x * (A::ONE + A::from_f64(CUBIC) * x * x);
-    A::ONE / (A::ONE + (-twice_u).exp())
+    (A::from_f64(FACTOR) * x * (A::ONE + A::from_f64(CUBIC) * x * x)).logistic()
 }
 
 /// Derivative of 2u.

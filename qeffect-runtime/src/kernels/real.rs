@@ -39,6 +39,9 @@ pub trait Real:
     /// e^x. In f32 a polynomial without branches, within 2 units in the last place; results below the smallest normal
     /// number are 0.
     fn exp(self) -> Self;
+    /// 1 / (1 + e^-x). In f32 results not above the smallest normal number are 0, which lets a GPU divide without a branch; of
+    /// NaN it is 0, too: whoever multiplies it with what is NaN has NaN.
+    fn logistic(self) -> Self;
     /// √x, correctly rounded.
     fn sqrt(self) -> Self;
     /// |x|.
@@ -70,6 +73,11 @@ impl Real for f32 {
     #[inline(always)]
     fn exp(self) -> f32 {
         exp_f32(self)
+    }
+    #[inline(always)]
+    fn logistic(self) -> f32 {
+        let inverse = 1.0 + (-self).exp();
+        if inverse < 1.0 / f32::MIN_POSITIVE { 1.0 / inverse } else { 0.0 }
     }
     #[inline(always)]
     fn sqrt(self) -> f32 {
@@ -110,6 +118,10 @@ impl Real for f64 {
     #[inline(always)]
     fn exp(self) -> f64 {
         f64::exp(self)
+    }
+    #[inline(always)]
+    fn logistic(self) -> f64 {
+        1.0 / (1.0 + (-self).exp())
     }
     #[inline(always)]
     fn sqrt(self) -> f64 {
@@ -333,6 +345,21 @@ mod tests {
         assert_eq!((exp_f32(f32::NEG_INFINITY), exp_f32(-200.0)), (0.0, 0.0));
         assert_eq!((exp_f32(f32::INFINITY), exp_f32(89.0)), (f32::INFINITY, f32::INFINITY));
         assert!(exp_f32(88.722).is_finite() && exp_f32(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn the_logistic_function_is_within_three_units_and_has_no_subnormal_values() {
+        let mut worst = 0f64; // two units of e^x, and a half each of the sum and the quotient
+        for step in -87_300..=87_300 {
+            let x = step as f32 * 1e-3;
+            let want = f64::from(x).logistic();
+            let unit = f64::from((want as f32).next_up()) - f64::from(want as f32);
+            worst = worst.max((f64::from(x.logistic()) - want).abs() / unit);
+        }
+        assert!(worst < 3.0, "{worst}");
+        assert!((-87.33f32).logistic() > f32::MIN_POSITIVE);
+        assert_eq!([-87.34, -88.7, -1e30, f32::NEG_INFINITY, f32::NAN].map(f32::logistic), [0.0; 5]);
+        assert_eq!([87.34, 1e30, f32::INFINITY].map(f32::logistic), [1.0; 3]);
     }
 
     #[test]

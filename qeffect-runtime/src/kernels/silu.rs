@@ -4,18 +4,13 @@ use super::real::{Elem, Real};
 use super::{Result, expect_len, expect_some, simd};
 
 #[inline(always)]
-fn sigmoid<A: Real>(x: A) -> A {
-    A::ONE / (A::ONE + (-x).exp())
-}
-
-#[inline(always)]
 fn silu<A: Real>(x: A) -> A {
-    x * sigmoid(x)
+    x * x.logistic()
 }
 
 #[inline(always)]
 fn slope<A: Real>(x: A) -> A {
-    let gate = sigmoid(x);
+    let gate = x.logistic();
     gate * (A::ONE + x * (A::ONE - gate))
 }
 
