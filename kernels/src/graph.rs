@@ -1,6 +1,7 @@
 //! Work of several streams, captured once and launched as a whole.
 
 use std::ffi::CStr;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
@@ -85,7 +86,8 @@ pub struct Shape {
     pub kernels: usize,
     /// Dependencies.
     pub edges: usize,
-    /// A digest of every node's kind and, of kernels, name, grid, block, shared memory and parameters, and of all edges.
+    /// A digest of every node's kind and of all edges; of kernels also of name, grid, block, shared memory and parameters, of
+    /// copies of both ends and the size, of fills of the place, the size and the value.
     pub digest: String,
 }
 
@@ -155,10 +157,16 @@ impl Graph {
             // SAFETY: the node belongs to the live graph.
             unsafe { sys::cuGraphNodeGetType(*node, &raw mut kind) }.result().map_err(&fault)?;
             digest.update((kind as u32).to_le_bytes());
-            if kind == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL {
-                kernels += 1;
-                describe(*node, &mut digest).map_err(&fault)?;
+            match kind {
+                sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL => {
+                    kernels += 1;
+                    describe_kernel(*node, &mut digest)
+                }
+                sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY => describe_copy(*node, &mut digest),
+                sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET => describe_fill(*node, &mut digest),
+                _ => Ok(()),
             }
+            .map_err(&fault)?;
         }
         let edges = self.edges().map_err(&fault)?;
         let position = |node| nodes.iter().position(|other| *other == node).unwrap_or(usize::MAX) as u64;
@@ -193,7 +201,7 @@ impl Graph {
 }
 
 /// Adds a kernel to a digest: name, launch and parameters.
-fn describe(node: sys::CUgraphNode, digest: &mut Sha256) -> core::result::Result<(), DriverError> {
+fn describe_kernel(node: sys::CUgraphNode, digest: &mut Sha256) -> core::result::Result<(), DriverError> {
     // SAFETY: plain numbers and pointers, for which zero is a value.
     let mut params: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { core::mem::zeroed() };
     // SAFETY: the node is a kernel of a live graph; one structure is written.
@@ -241,5 +249,66 @@ fn describe(node: sys::CUgraphNode, digest: &mut Sha256) -> core::result::Result
         // SAFETY: a string of the driver that ends in zero.
         digest.update(unsafe { CStr::from_ptr(name) }.to_bytes());
     }
+    Ok(())
+}
+
+/// Adds a copy to a digest: where from, where to, and how much.
+fn describe_copy(node: sys::CUgraphNode, digest: &mut Sha256) -> core::result::Result<(), DriverError> {
+    let mut params = MaybeUninit::<sys::CUDA_MEMCPY3D>::zeroed();
+    // SAFETY: the node is a copy of a live graph; one structure is written.
+    unsafe { sys::cuGraphMemcpyNodeGetParams(node, params.as_mut_ptr()) }.result()?;
+    let params = params.as_ptr();
+    // SAFETY: every field holds zero or what the call has written. Kinds of memory are read as numbers, as zero is none.
+    let (ends, [width, height, depth]) = unsafe {
+        let p = params;
+        let from = (
+            (&raw const (*p).srcMemoryType).cast::<u32>().read(),
+            [(*p).srcHost as u64, (*p).srcArray as u64, (*p).srcDevice],
+            [(*p).srcXInBytes, (*p).srcY, (*p).srcZ],
+            [(*p).srcPitch, (*p).srcHeight],
+        );
+        let to = (
+            (&raw const (*p).dstMemoryType).cast::<u32>().read(),
+            [(*p).dstHost as u64, (*p).dstArray as u64, (*p).dstDevice],
+            [(*p).dstXInBytes, (*p).dstY, (*p).dstZ],
+            [(*p).dstPitch, (*p).dstHeight],
+        );
+        ([from, to], [(*p).WidthInBytes, (*p).Height, (*p).Depth])
+    };
+    for (kind, [host, array, device], at, lines) in ends {
+        // The other addresses mean nothing, and so does the distance of lines where there is one.
+        let address = match kind {
+            kind if kind == sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32 => host,
+            kind if kind == sys::CUmemorytype::CU_MEMORYTYPE_ARRAY as u32 => array,
+            _ => device,
+        };
+        digest.update(kind.to_le_bytes());
+        digest.update(address.to_le_bytes());
+        at.iter().for_each(|at| digest.update((*at as u64).to_le_bytes()));
+        if height > 1 || depth > 1 {
+            lines.iter().for_each(|size| digest.update((*size as u64).to_le_bytes()));
+        }
+    }
+    [width, height, depth].iter().for_each(|size| digest.update((*size as u64).to_le_bytes()));
+    Ok(())
+}
+
+/// Adds a fill to a digest: where, how much, and with what.
+fn describe_fill(node: sys::CUgraphNode, digest: &mut Sha256) -> core::result::Result<(), DriverError> {
+    // SAFETY: plain numbers, for which zero is a value.
+    let mut params: sys::CUDA_MEMSET_NODE_PARAMS = unsafe { core::mem::zeroed() };
+    // SAFETY: the node is a fill of a live graph; one structure is written.
+    unsafe { sys::cuGraphMemsetNodeGetParams(node, &raw mut params) }.result()?;
+    // The distance of lines means nothing where there is one, nor do bits beyond an element.
+    let pitch = if params.height > 1 { params.pitch } else { 0 };
+    let value = match params.elementSize {
+        size @ 1..4 => params.value & ((1 << (8 * size)) - 1),
+        _ => params.value,
+    };
+    for number in [params.dst, pitch as u64, params.width as u64, params.height as u64] {
+        digest.update(number.to_le_bytes());
+    }
+    digest.update(params.elementSize.to_le_bytes());
+    digest.update(value.to_le_bytes());
     Ok(())
 }

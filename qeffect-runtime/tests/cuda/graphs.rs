@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use qeffect_core::bind::Gradients;
 use qeffect_core::dtype::Dtype;
 use qeffect_kernels::graph::{Capture, Shape};
-use qeffect_kernels::{Buffer, memory, module};
+use qeffect_kernels::{Buffer, CudaStream, Span, memory, module};
 use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cmd::effects::Mode;
 use qeffect_runtime::cmd::{Cmd, Operand};
@@ -263,6 +263,55 @@ fn a_graph_of_few_nodes_has_a_shape() {
         digests.insert(shape.digest);
     }
     assert_eq!(digests.len(), 3);
+}
+
+/// Where a copy reads and writes, and how much, and where a fill writes what, are part of a graph's digest; the streams and
+/// the time of a capture are not.
+#[test]
+fn graphs_of_other_copies_or_fills_have_other_digests() {
+    let Some(mut pair) = Pair::new() else { return };
+    let context = module::context(0).unwrap();
+    let [a, b, c] = [0; 3].map(|_| Buffer::<f32>::poisoned(&context, 1024).unwrap());
+    let [a, b, c] = [&a, &b, &c].map(Buffer::span);
+    let half = |span: Span<f32>, end: usize| span.part(512 * end..512 * (end + 1)).unwrap();
+    type Record<'a> = Box<dyn Fn(&CudaStream) -> Result<(), qeffect_kernels::Error> + 'a>;
+    let records: [(&str, Record<'_>); 9] = [
+        ("a copy", Box::new(|stream| memory::copy(stream, a, b))),
+        ("to another place", Box::new(|stream| memory::copy(stream, a, c))),
+        ("from another place", Box::new(|stream| memory::copy(stream, c, b))),
+        ("of less", Box::new(|stream| memory::copy(stream, half(a, 0), half(b, 0)))),
+        ("to the other half", Box::new(|stream| memory::copy(stream, half(a, 0), half(b, 1)))),
+        ("a fill", Box::new(|stream| memory::fill(stream, a, 1.0))),
+        ("of another value", Box::new(|stream| memory::fill(stream, a, 2.0))),
+        ("of another place", Box::new(|stream| memory::fill(stream, b, 1.0))),
+        ("of less", Box::new(|stream| memory::fill(stream, half(a, 0), 1.0))),
+    ];
+    let mut digests = BTreeMap::new();
+    for (what, record) in &records {
+        let shape = || {
+            let (lanes, events) = ([context.new_stream().unwrap()], [context.new_event(None).unwrap()]);
+            let capture = Capture::begin(&lanes, &events).unwrap();
+            record(&lanes[0]).unwrap();
+            capture.end(&events).unwrap().shape().unwrap()
+        };
+        let found = shape();
+        assert_eq!((found.nodes, found.kernels, found.edges), (1, 0, 0), "{what}");
+        assert_eq!(found, shape(), "{what}: captured twice");
+        let other = digests.insert(found.digest, *what);
+        assert_eq!(other, None, "{what}");
+    }
+    assert_eq!(digests.len(), records.len());
+
+    // The same of a device's own graphs.
+    let [x, y, z] = ["x", "y", "z"].map(|name| pair.empty(name, Dtype::Bf16, 8, 64));
+    let list = |dst, value| vec![Cmd::Fill { dst: x, value }, Cmd::Copy { src: x, dst }];
+    let mut digest = |dst, value| {
+        let graph = pair.gpu.instantiate(list(dst, value)).unwrap();
+        pair.gpu.graph_shape(graph).unwrap().digest
+    };
+    assert_eq!(digest(y, 1.0), digest(y, 1.0));
+    assert_ne!(digest(y, 1.0), digest(z, 1.0), "another destination");
+    assert_ne!(digest(y, 1.0), digest(y, 1.5), "another value");
 }
 
 /// A product that nobody has asked for before is looked up, or searched for, before the capture of its list begins; its
