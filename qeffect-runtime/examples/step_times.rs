@@ -53,6 +53,8 @@ struct Host {
     launches: Duration,
     reads: Duration,
     captures: Duration,
+    /// Commands that were issued by themselves, in no graph.
+    issued: usize,
 }
 
 #[derive(Default)]
@@ -82,8 +84,12 @@ impl Tap {
 }
 
 impl Device for Tap {
-    qeffect_runtime::hand_on!(device: name caps alloc spec issue poison drop_graph);
+    qeffect_runtime::hand_on!(device: name caps alloc spec poison drop_graph);
 
+    fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
+        self.seen().host.issued += 1;
+        self.device.issue(cmd)
+    }
     fn write(&mut self, buf: Buf, bytes: &[u8]) -> Result<(), DeviceError> {
         self.timed(|device| device.write(buf, bytes), |host| &mut host.writes)
     }
@@ -223,6 +229,9 @@ fn run(shape: &Shape, mode: CaptureMode, gradients: Gradients, wanted: &Wanted) 
     if gradients == Gradients::Coalesced {
         checked = checked.coalesced(microbatches).map_err(|report| report.to_string())?;
     }
+    // As long as it lives, there is a context to ask what is free.
+    let keeper = CudaDevice::with_lanes(0, 1)?;
+    let free = keeper.free_bytes()?;
     let start = Instant::now();
     let cuda = CudaDevice::with_lanes(0, wanted.lanes)?;
     let mut device = SharedDevice::new(Box::new(cuda));
@@ -254,22 +263,27 @@ fn run(shape: &Shape, mode: CaptureMode, gradients: Gradients, wanted: &Wanted) 
         last = Some(report);
     }
     let report = last.ok_or("no step")?;
+    let taken = free.saturating_sub(keeper.free_bytes()?);
     let ms = median(times);
     let tokens = f64::from(microbatches) * model.tokens() as f64;
     let probe = device.alloc(BufSpec::new("probe", qeffect_core::dtype::Dtype::U32, 1, 1))?;
+    let Seen { lists, host } = std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
+    let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
     println!(
-        "| {} | {gradients:?} | {ms:.3} | {:.0} | {} | {} | {:.1} | {:.1} | {:.2} | loss {:.4} | {:.0} MiB arena |",
+        "| {} | {gradients:?} | {ms:.3} | {:.0} | {} | {} | {:.1} | {:.1} | {:.2} | {:.2} | {:.0} | {:.0} | {:.0} | {:.4} |",
         mode.name(),
         tokens / ms * 1e3,
         report.graphs,
-        report.launches,
+        report.launches + host.issued / STEPS as usize,
         captures.as_secs_f64() * 1e3,
         opened.as_secs_f64(),
         takes as f64 / 1e9,
+        taken as f64 / 1e9,
+        report.regions.iter().map(|region| mib(region.tape.owned)).sum::<f64>(),
+        report.regions.iter().map(|region| mib(region.work.owned)).sum::<f64>(),
+        report.arena_bytes.iter().map(|bytes| mib(*bytes)).sum::<f64>(),
         report.loss,
-        report.arena_bytes.iter().sum::<usize>() as f64 / f64::from(1 << 20),
     );
-    let Seen { lists, host } = std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
     let mean = |of: Duration| of.as_secs_f64() * 1e3 / STEPS as f64;
     println!(
         "host, means of a step in ms: writes {:.3}, launch {:.3}, waiting and reads {:.3}",
@@ -316,7 +330,8 @@ fn main() -> Result<(), Fault> {
     let has = |word: &str| words.iter().any(|found| found == word);
     let wanted = Wanted { table: has("table"), floor: has("floor"), lanes, grad_dtype, fast, schedule };
     println!(
-        "| capture | gradients | ms | tokens/s | graphs | launches | ms to capture | s to start | GB | | |\n|---|---|---|---|---|---|---|---|---|---|---|"
+        "| capture | gradients | ms | tokens/s | graphs | launches | ms to capture | s to start | GB counted | by the driver | \
+         tapes, MiB | works, MiB | arena, MiB | loss |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     );
     for mode in at(1, "step").split(',') {
         for placement in at(2, "copied,direct,coalesced").split(',') {
