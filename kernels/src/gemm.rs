@@ -19,6 +19,7 @@ use half::bf16;
 pub use algorithms::{Algorithm, Algorithms};
 pub use product::{BLOCK, BlockScale, Output, Product, Scaling, Type};
 
+use crate::bindings;
 use crate::cache::{Cache, Key};
 use crate::error::{Error, Result};
 use crate::memory::Span;
@@ -131,14 +132,7 @@ impl Products {
     /// Finds and opens the library.
     pub fn open(context: &Arc<CudaContext>, cache: Option<Cache>) -> Result<Products> {
         probe::find(Library::CublasLt)?;
-        // SAFETY: the library was just loaded without a fault, so looking for it again has no other effect.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::Library {
-                library: Library::CublasLt,
-                found: "was found, but under a name that bindings do not look for".into(),
-                advice: "add its folder to LD_LIBRARY_PATH".into(),
-            });
-        }
+        bindings::cublaslt()?;
         let driver = |call| move |source| Error::Driver { call, source };
         context.bind_to_thread().map_err(driver("binding a context"))?;
         let handle = Arc::new(Handle(result::create_handle().map_err(fault("cublasLtCreate"))?));

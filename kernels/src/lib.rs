@@ -8,6 +8,7 @@
 //! maxima and ors only. Products and sums are not contracted where the cpu device does not contract them, subnormal numbers are kept.
 
 pub mod arch;
+mod bindings;
 pub mod cache;
 pub mod compile;
 pub mod error;

@@ -2,8 +2,10 @@
 //!
 //! A library is looked for by the loader's own rules first (`LD_LIBRARY_PATH`, the system's cache), then in the Python
 //! environment that is active, then in the folders of CUDA toolkits. What is found is loaded and stays loaded, so that
-//! later users of the same library get this very one.
+//! later users of the same library get this very one. A file that lacks a function which every release of the library has
+//! is told as unusable, and passed over.
 
+use core::ffi::c_int;
 use core::fmt;
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -13,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::driver::{result, sys};
 
 use crate::arch::Arch;
+use crate::bindings;
 use crate::error::{Error, Result};
 
 /// A library of CUDA.
@@ -49,6 +52,16 @@ impl Library {
             Library::Nvrtc => Some("QEFFECT_NVRTC"),
             Library::CublasLt => Some("QEFFECT_CUBLASLT"),
             Library::Nccl => Some("QEFFECT_NCCL"),
+        }
+    }
+
+    /// A function that tells the library from others: it gives the version.
+    pub const fn function(self) -> &'static str {
+        match self {
+            Library::Driver => "cuDriverGetVersion",
+            Library::Nvrtc => "nvrtcVersion",
+            Library::CublasLt => "cublasLtGetVersion",
+            Library::Nccl => "ncclGetVersion",
         }
     }
 
@@ -119,24 +132,35 @@ fn search(library: Library) -> Result<Found> {
     if let Some(variable) = library.variable()
         && let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty())
     {
-        return open(library, &path).map_err(|message| Error::Library {
+        return open(library, &path).map_err(|refused| Error::Library {
             library,
-            found: format!("{variable} names {}, which cannot be loaded: {message}", Path::new(&path).display()),
+            found: format!("{variable} names {}, which {refused}", Path::new(&path).display()),
             advice: format!("correct {variable}, or unset it"),
         });
     }
-    let mut messages = Vec::new();
+    let mut refusals = Vec::new();
     let names = library.names().iter().map(PathBuf::from);
     for path in names.chain(candidates(library)) {
         match open(library, path.as_os_str()) {
             Ok(found) => return Ok(found),
+            Err(Refused::Other { library, path }) => refusals.push((path.clone(), Refused::Other { library, path })),
             // A name that no folder holds is not worth a line of its own.
-            Err(message) if path.is_absolute() => messages.push(format!("{}: {message}", path.display())),
+            Err(refused) if path.is_absolute() => refusals.push((path, refused)),
             Err(_) => {}
         }
     }
-    messages.insert(0, format!("not found as {}", library.names().join(", ")));
-    Err(Error::Library { library, found: messages.join("; "), advice: library.advice().into() })
+    let other = refusals.iter().any(|(_, refused)| matches!(refused, Refused::Other { .. }));
+    let mut messages: Vec<String> =
+        refusals.iter().map(|(path, refused)| format!("{} {refused}", path.display())).collect();
+    messages.dedup(); // a name and a path may lead to one file
+    if !other {
+        messages.insert(0, format!("not found as {}", library.names().join(", ")));
+    }
+    let advice = match other {
+        true => format!("take it out of LD_LIBRARY_PATH if it is not NVIDIA's; {}", library.advice()),
+        false => library.advice().into(),
+    };
+    Err(Error::Library { library, found: messages.join("; "), advice })
 }
 
 /// Files outside the loader's own search that exist.
@@ -179,11 +203,35 @@ fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     entries
 }
 
-fn open(library: Library, path: &OsStr) -> core::result::Result<Found, String> {
+/// Why a file is not taken, as what follows its name.
+#[derive(Debug)]
+enum Refused {
+    /// The loader does not take it.
+    Load(String),
+    /// It is another library, or an empty one.
+    Other { library: Library, path: PathBuf },
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::Load(message) => write!(f, "cannot be loaded: {message}"),
+            Refused::Other { library, .. } => {
+                write!(f, "is not usable: it lacks the function `{}`", library.function())
+            }
+        }
+    }
+}
+
+fn open(library: Library, path: &OsStr) -> core::result::Result<Found, Refused> {
     // SAFETY: the initialisers of NVIDIA's libraries have no requirement on the caller; a file that the user names is
     // trusted as the user's own code is.
-    let opened = unsafe { libloading::Library::new(path) }.map_err(|error| error.to_string())?;
+    let opened = unsafe { libloading::Library::new(path) }.map_err(|error| Refused::Load(error.to_string()))?;
     let path = if Path::new(path).is_absolute() { PathBuf::from(path) } else { mapped(path) };
+    // SAFETY: the address is only looked for.
+    if unsafe { opened.get::<*const ()>(library.function().as_bytes()) }.is_err() {
+        return Err(Refused::Other { library, path });
+    }
     if library == Library::Nvrtc {
         // NVRTC opens this companion by its bare name, which the loader finds only once it is loaded.
         for file in path.parent().map(|folder| entries(folder, "libnvrtc-builtins.so")).unwrap_or_default() {
@@ -231,16 +279,25 @@ impl Gpu {
 
 /// The driver's version, as `(major, minor)` of the CUDA release that it supports.
 pub fn driver_version() -> Result<(u32, u32)> {
-    find(Library::Driver)?;
+    let library = Library::Driver;
+    let found = find(library)?;
+    let symbol = library.function();
+    // SAFETY: this is the function's type in the driver's header; the library is never unloaded.
+    let function = unsafe { found.handle.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(symbol.as_bytes()) }
+        .map_err(|error| Error::Symbol { library, symbol, message: error.to_string() })?;
     let mut version = 0;
-    // SAFETY: the library is loaded, and the call writes one integer; it needs no initialisation.
-    unsafe { sys::cuDriverGetVersion(&raw mut version) }
-        .result()
-        .map_err(|source| Error::Driver { call: "cuDriverGetVersion", source })?;
-    Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+    // SAFETY: the call writes one integer; it needs no initialisation.
+    match unsafe { function(&raw mut version) } {
+        0 => Ok((version as u32 / 1000, version as u32 % 1000 / 10)),
+        status => Err(Error::Library {
+            library,
+            found: format!("{symbol} of {} fails with status {status}", found.path.display()),
+            advice: library.advice().into(),
+        }),
+    }
 }
 
-/// The GPUs of this machine. A driver that is older than CUDA 13 is an error.
+/// The GPUs of this machine. A driver that is older than CUDA 13 is an error, and so is one that lacks functions.
 pub fn gpus() -> Result<Vec<Gpu>> {
     let (major, minor) = driver_version()?;
     if major < 13 {
@@ -250,6 +307,7 @@ pub fn gpus() -> Result<Vec<Gpu>> {
             advice: Library::Driver.advice().into(),
         });
     }
+    bindings::driver()?;
     let fault = |call| move |source| Error::Driver { call, source };
     match result::init() {
         Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => return Ok(Vec::new()),
@@ -325,6 +383,8 @@ impl fmt::Display for Survey {
                     gpu.ordinal, gpu.name, gpu.multiprocessors
                 )
             }),
+            // A driver that was not found has been told.
+            Err(error) if self.driver.is_ok() => writeln!(f, "GPU: {error}"),
             Err(_) => writeln!(f, "GPU: none that the driver shows"),
         }
     }
@@ -351,8 +411,8 @@ mod tests {
     #[test]
     fn what_is_no_library_is_refused_with_a_reason() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let message = open(Library::Nvrtc, file.path().as_os_str()).unwrap_err();
-        assert!(!message.is_empty());
+        let refused = open(Library::Nvrtc, file.path().as_os_str()).unwrap_err();
+        assert!(matches!(&refused, Refused::Load(message) if !message.is_empty()), "{refused}");
         assert!(open(Library::Nvrtc, OsStr::new("/nowhere/libnvrtc.so")).is_err());
     }
 

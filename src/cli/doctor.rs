@@ -50,7 +50,8 @@ fn lacking(survey: &Survey) -> Vec<String> {
         Ok(gpus) if gpus.is_empty() => lacking.push("a GPU".to_owned()),
         Ok(_) => lacking.push("a GPU with FP8 (compute capability 8.9 or newer)".to_owned()),
         // A driver that is not there has been named.
-        Err(_) if !lacking.is_empty() => {}
+        Err(_) if survey.libraries.iter().any(|(library, found)| *library == Library::Driver && found.is_err()) => {}
+        Err(Error::Library { library, found, .. }) => lacking.push(format!("a usable {library}: this one {found}")),
         Err(error) => lacking.push(error.to_string()),
     }
     lacking

@@ -72,6 +72,129 @@ fn a_variable_that_names_no_library_is_told_with_what_to_do() {
     }
 }
 
+/// Libraries that load, and are not what their names say.
+#[cfg(target_os = "linux")]
+mod other_libraries {
+    use std::path::Path;
+    use std::process::{Command, Output};
+
+    use serde_json::Value;
+
+    use super::{Folder, command, misses, with};
+
+    /// A library of that source.
+    fn library(folder: &Folder, name: &str, source: &str) -> String {
+        let (source, library) = (folder.file(&format!("{name}.rs"), source), folder.path(name));
+        let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
+        let flags = ["--edition=2024", "--crate-type=cdylib", "--crate-name=other", "-o", &library, &source];
+        let built = Command::new(rustc).args(flags).output().expect("the compiler that built this test");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        library
+    }
+
+    /// The loader looks into the folder of that file first.
+    fn before(file: &str, args: &[&str]) -> Output {
+        let folder = Path::new(file).parent().unwrap();
+        command(args).env("LD_LIBRARY_PATH", folder).output().unwrap()
+    }
+
+    fn text(bytes: Vec<u8>) -> String {
+        let text = String::from_utf8(bytes).unwrap();
+        assert!(!text.contains("panicked") && !text.contains("Missing symbol"), "{text}");
+        text
+    }
+
+    fn entry<'a>(answer: &'a Value, library: &str) -> &'a Value {
+        answer["libraries"].as_array().unwrap().iter().find(|found| found["name"] == library).unwrap()
+    }
+
+    #[test]
+    fn a_variable_that_names_another_library_is_told_so() {
+        let folder = Folder::new("other-named");
+        let empty = library(&folder, "libempty.so", "");
+        for (variable, name, function) in [
+            ("QEFFECT_NVRTC", "NVRTC", "nvrtcVersion"),
+            ("QEFFECT_CUBLASLT", "cuBLASLt", "cublasLtGetVersion"),
+            ("QEFFECT_NCCL", "NCCL", "ncclGetVersion"),
+        ] {
+            let (answer, said, code) = with(variable, &empty);
+            let found = entry(&answer, name);
+            assert_eq!(found["found"], false, "{answer}");
+            let why = format!("{variable} names {empty}, which is not usable: it lacks the function `{function}`");
+            assert_eq!(found["why"], why.as_str());
+            assert_eq!(found["advice"], format!("correct {variable}, or unset it").as_str());
+            assert!(said.contains(&format!("{name}: {why}\n")), "{said}");
+            let needed = name != "NCCL" || answer["gpus"].as_array().unwrap().len() > 1;
+            assert_eq!(misses(&answer, name), needed, "{answer}");
+            assert!(!needed || code == 1);
+        }
+        // The function is what counts.
+        let source = "#[unsafe(no_mangle)] pub extern \"C\" fn ncclGetVersion() {}";
+        let like = library(&folder, "liblike.so", source);
+        let (answer, ..) = with("QEFFECT_NCCL", &like);
+        assert_eq!(entry(&answer, "NCCL")["path"], like.as_str());
+    }
+
+    /// What is not the driver is found, told as unusable, and nothing of it is called.
+    #[test]
+    fn an_empty_driver_is_no_driver() {
+        let folder = Folder::new("other-driver");
+        // Under both names, so that no other one comes behind it.
+        let file = library(&folder, "libcuda.so.1", "");
+        std::fs::copy(&file, folder.path("libcuda.so")).unwrap();
+        let output = before(&file, &["--json", "doctor"]);
+        assert_eq!((output.status.code(), text(output.stderr)), (Some(1), String::new()));
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let found = entry(&answer, "CUDA driver");
+        assert_eq!(found["found"], false, "{answer}");
+        let why = found["why"].as_str().unwrap();
+        assert!(why.contains(&file) && why.contains("lacks the function `cuDriverGetVersion`"), "{why}");
+        assert!(found["advice"].as_str().unwrap().contains("LD_LIBRARY_PATH"), "{found}");
+        assert!(misses(&answer, "CUDA driver") && answer["gpus"].as_array().unwrap().is_empty(), "{answer}");
+        let output = before(&file, &["doctor"]);
+        assert_eq!((output.status.code(), text(output.stderr)), (Some(1), String::new()));
+        let said = text(output.stdout);
+        assert!(said.contains(&format!("CUDA driver: {file} is not usable: it lacks")), "{said}");
+        assert!(said.contains("not ready to train on GPUs: missing CUDA driver"), "{said}");
+        let output = before(&file, &["train", "--device", "cuda:0"]);
+        assert_eq!(output.status.code(), Some(4), "a run that has failed");
+        let said = text(output.stderr);
+        assert!(said.contains("it lacks the function `cuDriverGetVersion`") && said.contains("help: "), "{said}");
+    }
+
+    /// A driver that tells its version and has nothing else, and one that the version call of which fails.
+    #[test]
+    fn a_driver_that_lacks_functions_is_no_panic() {
+        let version = |body: &str| {
+            format!(
+                "#[unsafe(no_mangle)] pub unsafe extern \"C\" fn cuDriverGetVersion(to: *mut i32) -> i32 {{ {body} }}"
+            )
+        };
+        for (name, body, why) in [
+            ("new", "unsafe { *to = 13000 }; 0", "lacks the function `cuCtxGetCurrent` and "),
+            ("old", "unsafe { *to = 12040 }; 0", "supports CUDA 12.4, which is too old"),
+            ("failing", "999", "fails with status 999"),
+        ] {
+            let folder = Folder::new(&format!("driver-{name}"));
+            let file = library(&folder, "libcuda.so.1", &version(body));
+            std::fs::copy(&file, folder.path("libcuda.so")).unwrap();
+            let output = before(&file, &["--json", "doctor"]);
+            assert_eq!((output.status.code(), text(output.stderr)), (Some(1), String::new()));
+            let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(entry(&answer, "CUDA driver")["path"], file.as_str());
+            let missing = answer["missing"].as_array().unwrap();
+            let told = missing.iter().any(|missing| missing.as_str().unwrap().contains(why));
+            assert!(told, "{name}: {answer}");
+            let said = text(before(&file, &["doctor"]).stdout);
+            assert!(said.contains(why), "{name}: {said}");
+            let output = before(&file, &["train", "--device", "cuda:0"]);
+            assert_eq!(output.status.code(), Some(4));
+            let said = text(output.stderr);
+            assert!(said.contains(why) && said.contains("help: "), "{name}: {said}");
+        }
+    }
+}
+
 #[cfg(target_os = "linux")]
 mod libraries {
     use std::process::{Command, Output};
