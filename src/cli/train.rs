@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use qeffect::runtime::error::Error;
+use qeffect::runtime::place::Place;
 use qeffect::train::{self, Config, TrainError};
 
 use super::output::{Failure, Refusal, Screen};
@@ -22,6 +23,8 @@ Examples:
   qeffect train --config run.toml                      a run from a file
   qeffect train --config run.toml --schedule mine.csv  with another schedule
   qeffect train --set optimizer.steps=100 --set model.recipe=bf16
+  qeffect train --config run.toml --device cuda:0      on the first GPU; `auto`: there if it can, else on the processor
+  qeffect train --config run.toml --verify             with every tape and work checked on its way from F to I and W
   qeffect train --trace trace.json                     what each rank did when, in the last step
   qeffect train --health 50                            how the FP8 scales fare, every 50 steps
   qeffect schedule simulate zb_v -p 2 -m 8 --costs trace.json      the same costs, simulated
@@ -33,6 +36,11 @@ pub struct Train {
     /// Another schedule than the file's
     #[arg(long, value_name = "SCHEDULE")]
     schedule: Option<String>,
+    /// Where to compute: auto, cpu, or cuda:N, a GPU that all ranks share
+    ///
+    /// As `run.device`. `auto` takes the first GPU that can be used and computes the recipe, and says why it took none.
+    #[arg(long, value_name = "DEVICE", value_parser = |text: &str| text.parse::<Place>())]
+    device: Option<Place>,
     /// Another value of one key, written as in the file; a string needs no quotes
     #[arg(long, value_name = "TABLE.KEY=VALUE")]
     set: Vec<String>,
@@ -48,6 +56,11 @@ pub struct Train {
     /// `run.capture` says; the bits are the same. A traced step is not counted.
     #[arg(long, value_name = "N")]
     health: Option<NonZeroU64>,
+    /// Tag what F keeps and have I and W compare the tags on the device
+    ///
+    /// As `run.verify`. A mismatch makes the step bad and is named; the bits are the same.
+    #[arg(long)]
+    verify: bool,
     /// Print the run as a whole file, and do not start it
     #[arg(long)]
     print_config: bool,
@@ -100,17 +113,17 @@ impl Train {
         let wrong = |error: toml::de::Error| Failure::Usage(format!("{name}: {}", error.to_string().trim_end()));
         // The file alone first: its errors have lines.
         let file: Config = toml::from_str(&text).map_err(wrong)?;
-        let nothing = self.set.is_empty() && self.schedule.is_none() && self.trace.is_none() && self.health.is_none();
-        if nothing {
-            return Ok(file);
-        }
-        let mut table: toml::Table = text.parse().map_err(wrong)?;
-        for set in &self.set {
-            merge(&mut table, change(set)?);
-        }
-        let mut config: Config = table.try_into().map_err(|error: toml::de::Error| {
-            Failure::Usage(format!("--set {}: {}", self.set.join(" --set "), error.message()))
-        })?;
+        let mut config = if self.set.is_empty() {
+            file
+        } else {
+            let mut table: toml::Table = text.parse().map_err(wrong)?;
+            for set in &self.set {
+                merge(&mut table, change(set)?);
+            }
+            table.try_into().map_err(|error: toml::de::Error| {
+                Failure::Usage(format!("--set {}: {}", self.set.join(" --set "), error.message()))
+            })?
+        };
         if let Some(schedule) = &self.schedule {
             config.pipeline.schedule.clone_from(schedule);
         }
@@ -118,6 +131,8 @@ impl Train {
             config.run.trace.clone_from(&self.trace);
         }
         config.run.health = self.health.or(config.run.health);
+        config.run.device = self.device.unwrap_or(config.run.device);
+        config.run.verify |= self.verify;
         Ok(config)
     }
 }

@@ -68,6 +68,58 @@ fn a_wrong_run_is_refused_where_it_is_wrong() {
     assert_eq!(out(&["train", "--print-config", "--config", &again]).0, text);
 }
 
+/// The flags are the keys, and win over them.
+#[test]
+fn device_and_verify_are_flags() {
+    let folder = Folder::new("flags");
+    let config = |text: &str, args: &[&str]| {
+        let file = folder.file("run.toml", text);
+        let (text, code) = out(&[&["train", "--print-config", "--config", &file], args].concat());
+        assert_eq!(code, 0);
+        let config: toml::Table = text.parse().expect("TOML");
+        (config["run"]["device"].as_str().expect("text").to_owned(), config["run"]["verify"].as_bool().expect("a flag"))
+    };
+    assert_eq!(config("", &[]), ("cpu".into(), false));
+    assert_eq!(config("", &["--device", "auto", "--verify"]), ("auto".into(), true));
+    let file = "[run]\ndevice = \"cuda:1\"\nverify = true\n";
+    assert_eq!(config(file, &[]), ("cuda:1".into(), true));
+    assert_eq!(config(file, &["--device", "cpu"]), ("cpu".into(), true));
+    assert_eq!(config("", &["--set", "run.device=auto", "--device", "cuda:3"]), ("cuda:3".into(), false));
+
+    let said = fails(&["train", "--device", "foo"], 2);
+    assert!(
+        said.contains("--device <DEVICE>") && said.contains("no device `foo`; one of: auto, cpu, cuda:N"),
+        "{said}"
+    );
+    // Whether there are GPUs or no driver: the tenth is missing, and what to do is said.
+    let said = fails(&["train", "--device", "cuda:9"], 4);
+    assert!(said.contains("CUDA driver: ") && said.contains("help: "), "{said}");
+    let (help, code) = out(&["train", "--help"]);
+    assert_eq!(code, 0);
+    assert!(
+        help.contains("--device <DEVICE>") && help.contains("--verify") && help.contains("--device cuda:0"),
+        "{help}"
+    );
+
+    let (data, runs) = (folder.play(), folder.path("runs"));
+    let mut args = vec!["train".to_owned()];
+    for set in ["optimizer.steps=1", "run.evaluations=1", "run.sample=1", "pipeline.microbatches=2"] {
+        args.extend(["--set".to_owned(), set.to_owned()]);
+    }
+    args.extend(["--set".to_owned(), format!("data.path={data}"), "--set".to_owned(), format!("run.out={runs}")]);
+    let run = |more: &[&str]| {
+        let args: Vec<&str> = args.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let (said, code) = out(&args);
+        assert_eq!(code, 0, "{said}");
+        assert!(said.lines().any(|line| line == "device   cpu"), "{said}");
+    };
+    run(&["--set", "run.device=cuda:9", "--device", "cpu"]);
+    run(&["--device", "cpu", "--verify"]);
+    let [plain, verified] =
+        ["", "-2"].map(|n| losses(&folder.0.join("runs").join(format!("zb_v-fp8-delayed-seed1{n}"))));
+    assert_eq!(verified, plain, "tags change no bit");
+}
+
 #[test]
 fn a_trace_that_cannot_be_written_is_told_before_the_run() {
     let said = fails(&["train", "--trace", "no/such/folder/trace.json"], 3);

@@ -40,6 +40,8 @@ fn help_explains_and_completions_complete() {
         vec!["schedule", "diff"],
         vec!["schedule", "synthesize"],
         vec!["explain"],
+        vec!["train"],
+        vec!["doctor"],
     ] {
         let mut args = command.clone();
         args.push("--help");
