@@ -38,6 +38,8 @@ const DRIVER: &[&str] = &[
     "cuGraphInstantiateWithFlags",
     "cuGraphKernelNodeGetParams_v2",
     "cuGraphLaunch",
+    "cuGraphMemcpyNodeGetParams",
+    "cuGraphMemsetNodeGetParams",
     "cuGraphNodeGetType",
     "cuGraphUpload",
     "cuInit",
@@ -142,5 +144,32 @@ mod tests {
         for list in [DRIVER, CUBLASLT] {
             assert!(list.is_sorted() && list.windows(2).all(|pair| pair[0] != pair[1]));
         }
+    }
+    /// What is called without a wrapper stands in the sources as `sys::name(`.
+    #[test]
+    fn every_function_that_is_called_directly_is_listed() {
+        let mut folders = vec![std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
+        let mut called = std::collections::BTreeSet::new();
+        while let Some(folder) = folders.pop() {
+            for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let text = std::fs::read_to_string(&path).unwrap();
+                for after in text.split("sys::cu").skip(1) {
+                    let end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(after.len());
+                    if after[end..].starts_with('(') {
+                        called.insert(format!("cu{}", &after[..end]));
+                    }
+                }
+            }
+        }
+        // Opening a library is no function of it.
+        called.remove("culib");
+        assert!(called.contains("cuGraphGetNodes") && called.contains("cublasLtGetVersion"), "{called:?}");
+        let listed = |name: &String| DRIVER.contains(&name.as_str()) || CUBLASLT.contains(&name.as_str());
+        let missing: Vec<&String> = called.iter().filter(|name| !listed(name)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 }

@@ -223,10 +223,19 @@ impl fmt::Display for Refused {
     }
 }
 
+/// What the loader says of a file, without its name.
+fn reason(path: &OsStr, error: &libloading::Error) -> String {
+    let said = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
+    match said.strip_prefix(&*path.to_string_lossy()).and_then(|said| said.strip_prefix(": ")) {
+        Some(said) => said.to_owned(),
+        None => said,
+    }
+}
+
 fn open(library: Library, path: &OsStr) -> core::result::Result<Found, Refused> {
     // SAFETY: the initialisers of NVIDIA's libraries have no requirement on the caller; a file that the user names is
     // trusted as the user's own code is.
-    let opened = unsafe { libloading::Library::new(path) }.map_err(|error| Refused::Load(error.to_string()))?;
+    let opened = unsafe { libloading::Library::new(path) }.map_err(|error| Refused::Load(reason(path, &error)))?;
     let path = if Path::new(path).is_absolute() { PathBuf::from(path) } else { mapped(path) };
     // SAFETY: the address is only looked for.
     if unsafe { opened.get::<*const ()>(library.function().as_bytes()) }.is_err() {
@@ -412,7 +421,8 @@ mod tests {
     fn what_is_no_library_is_refused_with_a_reason() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let refused = open(Library::Nvrtc, file.path().as_os_str()).unwrap_err();
-        assert!(matches!(&refused, Refused::Load(message) if !message.is_empty()), "{refused}");
+        let empty = matches!(&refused, Refused::Load(message) if message.is_empty() || message == "dlopen failed");
+        assert!(matches!(refused, Refused::Load(_)) && !empty, "{refused}");
         assert!(open(Library::Nvrtc, OsStr::new("/nowhere/libnvrtc.so")).is_err());
     }
 

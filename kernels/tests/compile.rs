@@ -1,4 +1,5 @@
-//! Every kernel compiles for every architecture, without a GPU.
+//! Every kernel compiles for every architecture, without a GPU. Without NVRTC nothing is compiled, unless
+//! `QEFFECT_REQUIRE_NVRTC` is set: then that is a failure.
 
 use qeffect_kernels::cache::Cache;
 use qeffect_kernels::compile::Compiler;
@@ -9,6 +10,7 @@ fn compiler(cache: Option<Cache>) -> Option<Compiler> {
     match compiler.nvrtc() {
         Ok(_) => Some(compiler),
         Err(error) => {
+            assert!(std::env::var_os("QEFFECT_REQUIRE_NVRTC").is_none(), "NVRTC is required: {error}");
             println!("skipped: {error}");
             None
         }
