@@ -6,7 +6,7 @@ use qeffect_kernels::compile::Compiler;
 use qeffect_kernels::launch::attention::AttentionShape;
 use qeffect_kernels::{Kernels, source};
 
-use crate::rig::{Rig, bf16_bits, bits, close, floats, numbers, rig};
+use crate::rig::{BF16, Rig, bf16_bits, bits, close, floats, numbers, rig, within};
 
 const SHAPES: [[usize; 4]; 11] = [
     // sequences, length, heads, head_dim
@@ -32,18 +32,23 @@ struct Reference {
     out: Vec<f64>,
     lse: Vec<f64>,
     dqkv: Vec<f64>,
+    /// What each of them is allowed to be off by.
+    allowed: [Vec<f64>; 3],
 }
 
-/// One query against the keys up to its own.
-fn reference(shape: &AttentionShape, qkv: &[f64], dout: &[f64]) -> Reference {
+/// What scores and slopes, which are sums in floats, are off by, for all that their terms add up to.
+const SCORES: f64 = 1.0 / 65_536.0;
+
+/// One query against the keys up to its own. `narrow` is what weights go through before they are multiplied: in bounds every
+/// weight is off by half a place of bf16, and the result once more.
+fn reference(shape: &AttentionShape, qkv: &[f64], dout: &[f64], narrow: fn(f64) -> f64) -> Reference {
     let (hidden, width, dim) = (shape.hidden(), shape.width(), shape.head_dim);
-    let mut made = Reference {
-        out: vec![0.0; shape.tokens() * hidden],
-        lse: vec![0.0; shape.statistics()],
-        dqkv: vec![0.0; qkv.len()],
-    };
+    let zeros = || [shape.tokens() * hidden, shape.statistics(), qkv.len()].map(|len| vec![0.0; len]);
+    let [out, lse, dqkv] = zeros();
+    let mut made = Reference { out, lse, dqkv, allowed: zeros() };
     let scale = 1.0 / (dim as f64).sqrt();
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let size = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum::<f64>();
     for token in 0..shape.tokens() {
         let (sequence, row) = (token / shape.length, token % shape.length);
         let first = sequence * shape.length;
@@ -55,20 +60,36 @@ fn reference(shape: &AttentionShape, qkv: &[f64], dout: &[f64]) -> Reference {
             let scores: Vec<f64> = (first..=token).map(|t| dot(part(token, 0), part(t, 1)) * scale).collect();
             let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let mass: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
-            made.lse[(sequence * shape.heads + head) * shape.length + row] = largest + mass.ln();
+            let statistic = (sequence * shape.heads + head) * shape.length + row;
+            made.lse[statistic] = largest + mass.ln();
+            let scored = (first..=token).map(|t| size(part(token, 0), part(t, 1)) * scale).fold(0.0, f64::max);
+            made.allowed[1][statistic] = SCORES * (1.0 + made.lse[statistic].abs() + scored);
             let p: Vec<f64> = scores.iter().map(|s| (s - largest).exp() / mass).collect();
             let slopes: Vec<f64> = (first..=token).map(|t| dot(upper, part(t, 2))).collect();
             let mean = dot(&p, &slopes);
+            let sizes: Vec<f64> = (first..=token).map(|t| size(upper, part(t, 2))).collect();
+            let mean_size = dot(&p, &sizes);
             for (index, t) in (first..=token).enumerate() {
-                let slope = p[index] * (slopes[index] - mean) * scale;
+                // As kernels do it: 1 / √dim comes after the sums.
+                let (weight, slope) = (narrow(p[index]), narrow(p[index] * (slopes[index] - mean)) * scale);
+                let (off, off_slope) =
+                    (BF16 * p[index], BF16 * slope.abs() + SCORES * p[index] * (sizes[index] + mean_size) * scale);
+                let [out, _, dqkv] = &mut made.allowed;
                 for (i, upper) in upper.iter().enumerate() {
-                    made.out[token * hidden + head * dim + i] += p[index] * part(t, 2)[i];
+                    made.out[token * hidden + head * dim + i] += weight * part(t, 2)[i];
                     made.dqkv[at(token, 0) + i] += slope * part(t, 1)[i];
                     made.dqkv[at(t, 1) + i] += slope * part(token, 0)[i];
-                    made.dqkv[at(t, 2) + i] += p[index] * upper;
+                    made.dqkv[at(t, 2) + i] += weight * upper;
+                    out[token * hidden + head * dim + i] += off * part(t, 2)[i].abs();
+                    dqkv[at(token, 0) + i] += off_slope * part(t, 1)[i].abs();
+                    dqkv[at(t, 1) + i] += off_slope * part(token, 0)[i].abs();
+                    dqkv[at(t, 2) + i] += off * upper.abs();
                 }
             }
         }
+    }
+    for (allowed, result) in [(0, &made.out), (2, &made.dqkv)] {
+        made.allowed[allowed].iter_mut().zip(result).for_each(|(allowed, x)| *allowed += BF16 * x.abs());
     }
     made
 }
@@ -87,7 +108,7 @@ fn check(rig: &Rig, kernels: &Kernels) {
         };
         let qkv = of(1, shape.tokens() * shape.width(), 2.0);
         let dout = of(2, shape.tokens() * shape.hidden(), 1.0);
-        let want = reference(&shape, &wide(&qkv), &wide(&dout));
+        let want = reference(&shape, &wide(&qkv), &wide(&dout), |x| x);
         let (q, d) = (rig.upload(&qkv), rig.upload(&dout));
         let mut last = None;
         for _ in 0..2 {
@@ -104,10 +125,38 @@ fn check(rig: &Rig, kernels: &Kernels) {
             if length > 1 {
                 close("dqkv", floats(&made.2), &want.dqkv, 1.0 / 128.0);
             }
+            let [of_out, of_lse, of_dqkv] = &want.allowed;
+            within(&format!("{shape:?}: out"), floats(&made.0), &want.out, |i| of_out[i]);
+            within(&format!("{shape:?}: lse"), made.1.iter().copied(), &want.lse, |i| of_lse[i]);
+            within(&format!("{shape:?}: dqkv"), floats(&made.2), &want.dqkv, |i| of_dqkv[i]);
             let seen = (bf16_bits(&made.0), bits(&made.1), bf16_bits(&made.2));
             assert!(last.as_ref().is_none_or(|last| *last == seen), "{shape:?}: the same bits every time");
             last = Some(seen);
         }
+    }
+}
+
+/// On the host: what rounds as kernels do is within the bounds, and one element of another row is not.
+#[test]
+fn bounds_hold_what_rounds_and_not_what_is_wrong() {
+    for [sequences, length, heads, kv_heads, head_dim] in [[2, 70, 4, 2, 8], [1, 300, 1, 1, 32], [1, 1, 1, 1, 1]] {
+        let shape = AttentionShape { sequences, length, heads, kv_heads, head_dim };
+        let of = |seed, len, scale: f32| -> Vec<f64> {
+            numbers(seed, len).iter().map(|x| bf16::from_f32(x * scale).to_f64()).collect()
+        };
+        let (qkv, dout) = (of(1, shape.tokens() * shape.width(), 2.0), of(2, shape.tokens() * shape.hidden(), 1.0));
+        let narrow = |x: f64| bf16::from_f64(x).to_f64();
+        let (want, made) = (reference(&shape, &qkv, &dout, |x| x), reference(&shape, &qkv, &dout, narrow));
+        let rounded = |x: &[f64]| -> Vec<f32> { x.iter().map(|x| bf16::from_f64(*x).to_f32()).collect() };
+        let (out, dqkv) = (rounded(&made.out), rounded(&made.dqkv));
+        within("out", out.iter().copied(), &want.out, |i| want.allowed[0][i]);
+        within("dqkv", dqkv, &want.dqkv, |i| want.allowed[2][i]);
+        // Late rows are small.
+        let mut wrong = out;
+        let last = wrong.len() - 1;
+        wrong[last] = -wrong[last];
+        let caught = std::panic::catch_unwind(|| within("out", wrong, &want.out, |i| want.allowed[0][i]));
+        assert!(caught.is_err(), "{shape:?}");
     }
 }
 

@@ -4,13 +4,13 @@ use half::bf16;
 use qeffect_core::fp8::Fp8;
 use qeffect_kernels::cache::Cache;
 use qeffect_kernels::gemm::{
-    Algorithms, BlockScale, Matrix, Operands, Output, Plan, Product, Products, Scaling, Type, WORKSPACE,
+    Algorithms, BLOCK, BlockScale, Matrix, Operands, Output, Plan, Product, Products, Scaling, Type, WORKSPACE,
 };
 use qeffect_kernels::launch::cast::{Codes, Outputs, Transposed};
 use qeffect_kernels::launch::scale::Spread;
 use qeffect_kernels::{Buffer, arch::Arch};
 
-use crate::rig::{Rig, bf16_bits, bits, close, floats, numbers, rig, rounded};
+use crate::rig::{BF16, Rig, bf16_bits, bits, close, floats, numbers, rig, rounded, within};
 
 fn products(rig: &Rig) -> Products {
     Products::open(&rig.context, Cache::standard()).unwrap()
@@ -57,6 +57,18 @@ fn reference(rows: usize, columns: usize, depth: usize, left: &[f32], right: &[f
             a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
         })
         .collect()
+}
+
+/// What each sum may be off by, for all that its terms add up to without their signs. Tensor cores take the terms of one
+/// instruction, and what came before, with about 14 bits of the largest, so errors of many terms cancel for the most part.
+const EXACT: f64 = 1.0 / 2048.0;
+/// Sums that stay in the tensor cores.
+const FAST: f64 = 1.0 / 512.0;
+
+/// Sums of terms without their signs.
+fn sizes(rows: usize, columns: usize, depth: usize, left: &[f32], right: &[f32]) -> Vec<f64> {
+    let [left, right] = [left, right].map(|side| side.iter().map(|x| x.abs()).collect::<Vec<_>>());
+    reference(rows, columns, depth, &left, &right)
 }
 
 struct Bench<'a> {
@@ -203,11 +215,13 @@ fn any_numbers_are_within_bounds_of_float64_and_adding_is_adding() {
     let want: Vec<f64> =
         reference(rows, columns, depth, &left.values, &right.values).iter().map(|sum| sum * factor).collect();
     // Tensor cores truncate inside a block of terms: fewer than 24 bits, still far below the operands' own 3 and 2.
-    close("product", alone, &want, 1e-3);
+    close("product", alone.iter().copied(), &want, 1e-3);
+    let sizes = sizes(rows, columns, depth, &left.values, &right.values);
+    within("product", alone, &want, |i| EXACT * factor * sizes[i]);
 }
 
 #[test]
-fn adding_with_block_scales_is_adding_too() {
+fn products_with_block_scales_are_within_bounds_of_float64_and_adding_is_adding() {
     let Some(rig) = rig() else { return };
     if rig.kernels.arch() != Arch::SM_90A {
         return println!("skipped: block scales are Hopper's alone");
@@ -219,18 +233,32 @@ fn adding_with_block_scales_is_adding_too() {
     for kinds in [[BlockScale::Vector, BlockScale::Vector], [BlockScale::Vector, BlockScale::Square]] {
         let [to_left, to_right] = kinds;
         // No powers of two.
-        let factors = |kind: BlockScale, rows: usize, seed: u64| {
-            let factors =
-                numbers(seed, kind.len(rows, depth)).iter().map(|x| x.abs() * 1e-2 + 1e-3).collect::<Vec<_>>();
-            rig.upload(&factors)
+        let factors = |kind: BlockScale, rows: usize, seed: u64| -> Vec<f32> {
+            numbers(seed, kind.len(rows, depth)).iter().map(|x| x.abs() * 1e-2 + 1e-3).collect()
         };
-        let (left_scale, right_scale) = (factors(to_left, rows, 4), factors(to_right, columns, 5));
+        let (left_factors, right_factors) = (factors(to_left, rows, 4), factors(to_right, columns, 5));
+        let (left_scale, right_scale) = (rig.upload(&left_factors), rig.upload(&right_factors));
         let product = Product {
             scaling: Scaling::Blocks { left: to_left, right: to_right },
             ..Product::weight_gradient(rows, columns, depth, left.of, right.of)
         };
         let alone = bench.adds(product, &left, &right, [&left_scale, &right_scale]);
-        assert!(alone.iter().any(|x| *x != 0.0) && alone.iter().all(|x| x.is_finite()));
+        // Every code times the factor of its block.
+        let scaled = |kind: BlockScale, side: &Side, factors: &[f32], rows: usize| -> Vec<f64> {
+            let factor = |i: usize| factors[kind.index(rows, depth, i / depth, i % depth / BLOCK)];
+            side.values.iter().enumerate().map(|(i, x)| f64::from(*x) * f64::from(factor(i))).collect()
+        };
+        let a = scaled(to_left, &left, &left_factors, rows);
+        let b = scaled(to_right, &right, &right_factors, columns);
+        let (mut want, mut sizes) = (Vec::new(), Vec::new());
+        for i in 0..rows * columns {
+            let (a, b) = (&a[i / columns * depth..][..depth], &b[i % columns * depth..][..depth]);
+            let terms = || a.iter().zip(b).map(|(a, b)| a * b);
+            want.push(terms().sum::<f64>());
+            sizes.push(terms().map(f64::abs).sum::<f64>());
+        }
+        close("product", alone.iter().copied(), &want, 1e-3);
+        within("product", alone, &want, |i| EXACT * sizes[i]);
     }
 }
 
@@ -385,12 +413,10 @@ fn replays_and_other_workspaces_give_the_same_bits() {
     };
     bench.run(&plan, &operands);
     let eager = bf16_bits(&out.read().unwrap());
-    close(
-        "product",
-        floats(&out.read().unwrap()),
-        &reference(rows, columns, depth, &left.values, &right.values),
-        1.0 / 256.0,
-    );
+    let want = reference(rows, columns, depth, &left.values, &right.values);
+    let sizes = sizes(rows, columns, depth, &left.values, &right.values);
+    close("product", floats(&out.read().unwrap()), &want, 1.0 / 256.0);
+    within("product", floats(&out.read().unwrap()), &want, |i| BF16 * want[i].abs() + FAST * sizes[i]);
     let other = rig.poisoned::<u8>(WORKSPACE);
     let stream = rig.context.new_stream().unwrap();
     use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};

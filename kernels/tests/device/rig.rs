@@ -89,6 +89,22 @@ pub fn close(what: &str, got: impl IntoIterator<Item = f32>, want: &[f64], bound
     assert!(error <= bound * scale.max(f64::MIN_POSITIVE), "{what}: error {:e} of {scale:e}", error);
 }
 
+/// Rounding to bf16, which has 8 significant bits, is within 2^-8.
+pub const BF16: f64 = 1.0 / 256.0;
+
+/// Asserts that every element is within what it is allowed: |got - want| ≤ allowed, and that nothing is NaN. A norm over the
+/// whole does not see wrong elements among small ones.
+pub fn within(what: &str, got: impl IntoIterator<Item = f32>, want: &[f64], allowed: impl Fn(usize) -> f64) {
+    let got: Vec<f64> = got.into_iter().map(f64::from).collect();
+    assert_eq!(got.len(), want.len(), "{what}");
+    let fits = |i: usize| (got[i] - want[i]).abs() <= allowed(i);
+    let beyond: Vec<usize> = (0..want.len()).filter(|i| !fits(*i)).collect();
+    if let Some(&i) = beyond.first() {
+        let (count, all, found, wanted, most) = (beyond.len(), want.len(), got[i], want[i], allowed(i));
+        panic!("{what}: {count} of {all} elements are off; element {i} is {found:e}, not {wanted:e} ± {most:e}");
+    }
+}
+
 /// Shapes with and without whole tiles, groups and words.
 pub const SHAPES: [(usize, usize); 9] =
     [(1, 1), (3, 5), (16, 8), (64, 64), (17, 23), (130, 272), (256, 520), (33, 64), (96, 1001)];

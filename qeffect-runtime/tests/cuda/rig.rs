@@ -116,15 +116,37 @@ impl Pair {
         assert_eq!(differ, 0, "{what}: {differ} of {} bytes differ", cpu.len());
     }
 
-    /// Asserts ‖gpu - cpu‖ ≤ bound · ‖cpu‖, and that nothing is NaN.
+    /// Asserts ‖gpu - cpu‖ ≤ bound · ‖cpu‖, and that nothing is NaN; so that small rows count too, that every row is near by
+    /// its own norm, and every element by that of its row.
+    ///
+    /// Rows of one tensor are made alike, and elements of one row: a row's error is within four times the bound, an element's
+    /// within eight times the bound of the row's mean size. Numbers that lie nearer than that may still be rounded to
+    /// neighbours, one unit in the last place apart. A column, and a vector, is one row.
     pub fn near(&mut self, what: &str, buf: Buf, bound: f64) {
-        let dtype = self.cpu.spec(buf).unwrap().dtype;
+        let spec = self.cpu.spec(buf).unwrap();
+        let (dtype, cols) = (spec.dtype, if spec.cols == 1 { spec.rows } else { spec.cols });
+        let last_place = if dtype == Dtype::Bf16 { 1.0 / 128.0 } else { f64::from(f32::EPSILON) };
         let [cpu, gpu] = self.read(buf).map(|bytes| reals(dtype, &bytes));
         let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
-        let error = norm(&mut cpu.iter().zip(&gpu).map(|(a, b)| a - b));
+        let distance = |cpu: &[f64], gpu: &[f64]| norm(&mut cpu.iter().zip(gpu).map(|(a, b)| a - b));
+        let error = distance(&cpu, &gpu);
         let scale = norm(&mut cpu.iter().copied());
         assert!(error <= bound * scale, "{what}: error {error:e} of {scale:e}, {:e} relative", error / scale);
-        println!("{what}: relative error {:.2e}, bound {bound:.0e}", error / scale);
+        let [mut of_rows, mut of_elements] = [0.0f64; 2];
+        for (row, (cpu, gpu)) in cpu.chunks(cols).zip(gpu.chunks(cols)).enumerate() {
+            let (error, scale) = (distance(cpu, gpu), norm(&mut cpu.iter().copied()));
+            let most = (4.0 * bound + last_place) * scale;
+            assert!(error <= most, "{what}, row {row}: error {error:e} of {scale:e}, at most {most:e}");
+            of_rows = of_rows.max(error / scale.max(f64::MIN_POSITIVE));
+            let size = scale / (cols as f64).sqrt();
+            for (column, (cpu, gpu)) in cpu.iter().zip(gpu).enumerate() {
+                let (error, most) = ((cpu - gpu).abs(), last_place * cpu.abs() + 8.0 * bound * size);
+                assert!(error <= most, "{what}, row {row}, column {column}: {gpu:e}, not {cpu:e} ± {most:e}");
+                of_elements = of_elements.max(error / size.max(f64::MIN_POSITIVE));
+            }
+        }
+        let (all, rows, elements) = (error / scale, of_rows, of_elements);
+        println!("{what}: relative error {all:.2e}, of rows {rows:.2e}, of elements {elements:.2e}, bound {bound:.0e}");
     }
 }
 
