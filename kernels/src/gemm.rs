@@ -24,6 +24,7 @@ use crate::cache::{Cache, Key};
 use crate::error::{Error, Result};
 use crate::memory::Span;
 use crate::probe::{self, Library};
+use crate::quiet;
 use descriptor::Descriptor;
 use trial::{Purpose, Trial};
 
@@ -105,6 +106,7 @@ pub struct Products {
     cache: Option<Cache>,
     algorithms: Algorithms,
     searched: usize,
+    asked: usize,
 }
 
 impl core::fmt::Debug for Products {
@@ -143,7 +145,16 @@ impl Products {
         let (name, multiprocessors) = gpu.unwrap_or_default();
         let device = format!("{name}, {multiprocessors} multiprocessors, cuBLASLt {version}");
         let algorithms = Algorithms::new(&device);
-        Ok(Products { handle, context: context.clone(), device, multiprocessors, cache, algorithms, searched: 0 })
+        Ok(Products {
+            handle,
+            context: context.clone(),
+            device,
+            multiprocessors,
+            cache,
+            algorithms,
+            searched: 0,
+            asked: 0,
+        })
     }
 
     /// GPU, number of multiprocessors and version of the library: what algorithms are chosen for.
@@ -161,6 +172,11 @@ impl Products {
         self.searched
     }
 
+    /// How often the library was asked for its proposals.
+    pub fn asked(&self) -> usize {
+        self.asked
+    }
+
     /// Takes over the table of another process, which must be for the same GPU and library.
     pub fn adopt(&mut self, algorithms: Algorithms) -> Result {
         if algorithms.device() != self.device {
@@ -171,10 +187,14 @@ impl Products {
         Ok(())
     }
 
-    /// Makes a product ready. Never inside a capture: the algorithm may have to be searched for, which takes the stream, and
+    /// Makes a product ready. Refused inside a capture: the algorithm may have to be searched for, which takes the stream, and
     /// memory for the operands.
     pub fn plan(&mut self, stream: &CudaStream, product: Product) -> Result<Plan> {
         product.validate()?;
+        if quiet::is_capturing() {
+            let reason = "it has no plan, and none is made inside a capture".into();
+            return Err(Error::Product { product: product.to_string(), reason });
+        }
         self.context.bind_to_thread().map_err(|source| Error::Driver { call: "binding a context", source })?;
         let descriptor = Descriptor::new(&product, self.multiprocessors)?;
         let chosen = match self.algorithms.get(&product) {
@@ -215,9 +235,10 @@ impl Products {
     }
 
     /// The fastest of the library's proposals, operands out of the second cache.
-    fn search(&self, stream: &CudaStream, product: &Product, descriptor: &Descriptor) -> Result<Algorithm> {
+    fn search(&mut self, stream: &CudaStream, product: &Product, descriptor: &Descriptor) -> Result<Algorithm> {
         const PROPOSALS: usize = 16;
         const REPEATS: usize = 7;
+        self.asked += 1;
         let proposals = descriptor.proposals(self.handle.0, product, PROPOSALS)?;
         if proposals.len() == 1 {
             return Ok(proposals[0]);

@@ -4,6 +4,7 @@
 //! end its capture. So such calls wait until no thread captures, and captures until no thread makes such a call. Ranks are
 //! threads that share a GPU.
 
+use std::cell::Cell;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 static CAPTURES: RwLock<()> = RwLock::new(());
@@ -15,7 +16,24 @@ pub(crate) struct Capturing(#[expect(dead_code, reason = "held, not read")] RwLo
 /// Held during a call that concerns a context.
 pub(crate) struct Alone(#[expect(dead_code, reason = "held, not read")] RwLockWriteGuard<'static, ()>);
 
+thread_local! {
+    /// How many captures this thread has open.
+    static OPEN: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Drop for Capturing {
+    fn drop(&mut self) {
+        OPEN.set(OPEN.get() - 1);
+    }
+}
+
+/// Whether this thread captures.
+pub(crate) fn is_capturing() -> bool {
+    OPEN.get() > 0
+}
+
 pub(crate) fn capturing() -> Capturing {
+    OPEN.set(OPEN.get() + 1);
     Capturing(CAPTURES.read().unwrap_or_else(PoisonError::into_inner)) // it guards no data
 }
 

@@ -137,6 +137,16 @@ impl CudaDevice {
         Ok(free)
     }
 
+    /// The last fault of a call that had nowhere to tell of it, such as the end of a stream or event. It is told once.
+    ///
+    /// # Errors
+    ///
+    /// That fault.
+    pub fn stored_fault(&self) -> Result<()> {
+        let stored = |source| KernelError::Driver { call: "a call before, which could not tell", source };
+        Ok(self.gpu.context.check_err().map_err(stored)?)
+    }
+
     /// What a graph consists of.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use qeffect_kernels::cache::Cache;
 use qeffect_kernels::gemm::{
     Algorithms, BLOCK, BlockScale, Matrix, Operands, Output, Plan, Product, Products, Scaling, Type, WORKSPACE,
 };
+use qeffect_kernels::graph::Capture;
 use qeffect_kernels::launch::cast::{Codes, Outputs, Transposed};
 use qeffect_kernels::launch::scale::Spread;
 use qeffect_kernels::{Buffer, arch::Arch};
@@ -361,7 +362,7 @@ fn a_coalesced_gradient_is_the_sum_over_its_microbatches() {
                 amax: None,
             });
             rig.kernels.cast(&rig.stream, format, source.span(), (tokens, width), &outputs).unwrap();
-            rig.context.synchronize().unwrap();
+            rig.stream.synchronize().unwrap();
             factors.push(scale_inv);
         }
         let (dy, x) = (transposed(&dy, tokens, columns), transposed(&x, tokens, inputs));
@@ -467,6 +468,87 @@ fn an_algorithm_is_searched_for_once() {
     assert_eq!(third.searched(), 0);
     let foreign = format!("another GPU\n{}", first.algorithms().to_text().split_once('\n').unwrap().1);
     assert!(third.adopt(Algorithms::from_text(&foreign).unwrap()).is_err());
+}
+
+// Case B23: inside a capture the library is asked for nothing; the capture is given up, and its stream takes work again.
+#[test]
+fn a_product_without_a_plan_is_refused_inside_a_capture() {
+    let Some(rig) = rig() else { return };
+    let mut products = Products::open(&rig.context, None).unwrap();
+    let (lanes, events) = ([rig.context.new_stream().unwrap()], [rig.context.new_event(None).unwrap()]);
+    let product = Product::fp8(48, 80, 112, Type::E4M3, Type::E4M3);
+    let capture = Capture::begin(&lanes, &events).unwrap();
+    let fault = products.plan(&lanes[0], product).unwrap_err();
+    assert!(fault.to_string().contains("none is made inside a capture"), "{fault}");
+    drop(capture);
+    assert_eq!((products.asked(), products.searched(), products.algorithms().len()), (0, 0, 0));
+
+    let plan = products.plan(&lanes[0], product).unwrap();
+    let asked = products.asked();
+    assert_eq!(asked, 1);
+    let (left, right) =
+        (Side::new(rig, Type::E4M3, &integers(1, 48 * 112)), Side::new(rig, Type::E4M3, &integers(2, 80 * 112)));
+    let (one, out, workspace) = (rig.upload(&[1.0f32]), rig.poisoned::<bf16>(48 * 80), rig.poisoned::<u8>(WORKSPACE));
+    let operands = Operands {
+        left: left.matrix(),
+        right: right.matrix(),
+        left_scale: Some(one.span()),
+        right_scale: Some(one.span()),
+        bias: None,
+        out: Matrix::Bf16(out.span()),
+        accumulate: false,
+    };
+    plan.run(&lanes[0], &operands, workspace.span()).unwrap(); // loads the kernel, which a capture may not
+    lanes[0].synchronize().unwrap();
+    let capture = Capture::begin(&lanes, &events).unwrap();
+    qeffect_kernels::memory::zero(&lanes[0], out.span()).unwrap();
+    plan.run(&lanes[0], &operands, workspace.span()).unwrap();
+    let graph = capture.end(&events).unwrap();
+    assert_eq!(products.asked(), asked, "a plan asks for nothing");
+    graph.launch(&lanes[0]).unwrap();
+    lanes[0].synchronize().unwrap();
+    let want = reference(48, 80, 112, &left.values, &right.values);
+    let want: Vec<bf16> = want.into_iter().map(bf16::from_f64).collect();
+    assert_eq!(bf16_bits(&out.read().unwrap()), bf16_bits(&want));
+}
+
+// Case B46: tokens are the depth of a weight gradient; and a part of a buffer may begin where no matrix may.
+#[test]
+fn tokens_and_places_that_do_not_fit_are_refused() {
+    let Some(rig) = rig() else { return };
+    let mut bench = Bench::new(rig);
+    for tokens in [8, 16, 24, 40] {
+        let product = Product::weight_gradient(32, 32, tokens, Type::E5M2, Type::E4M3);
+        match bench.products.plan(&rig.stream, product) {
+            Ok(_) => assert_eq!(tokens, 16),
+            Err(fault) => {
+                let found = fault.to_string();
+                assert!(tokens != 16 && found.contains(&format!("`depth` is {tokens}; FP8 needs a multiple of 16")));
+            }
+        }
+    }
+    let plan = bench.plan(Product::weight_gradient(32, 32, 16, Type::E5M2, Type::E4M3));
+    let (arena, one) = (rig.poisoned::<u8>(8 + 32 * 16), rig.upload(&[1.0f32]));
+    let out = rig.poisoned::<f32>(2 + 32 * 32);
+    let codes = |at: usize| Matrix::Codes(arena.span().part(at..at + 32 * 16).unwrap());
+    let floats = |at: usize| Matrix::F32(out.span().part(at..at + 32 * 32).unwrap());
+    let good = Operands {
+        left: codes(0),
+        right: codes(0),
+        left_scale: Some(one.span()),
+        right_scale: Some(one.span()),
+        bias: None,
+        out: floats(0),
+        accumulate: false,
+    };
+    for operands in
+        [Operands { left: codes(8), ..good }, Operands { right: codes(8), ..good }, Operands { out: floats(2), ..good }]
+    {
+        let fault = plan.run(&rig.stream, &operands, bench.workspace.span()).unwrap_err().to_string();
+        assert!(fault.contains("no multiple of 16"), "{fault}");
+    }
+    assert!(out.read().unwrap().iter().all(|x| x.to_bits() == u32::MAX), "nothing was written");
+    plan.run(&rig.stream, &good, bench.workspace.span()).unwrap();
 }
 
 #[test]

@@ -25,6 +25,7 @@ fn rolls_equal_those_of_the_core() {
                             5 => f32::INFINITY,
                             6 => f32::NAN,
                             7 => 1e-38,
+                            8 => f32::from_bits(1), // the smallest number, 1.4e-45
                             _ => value.abs() * 10.0,
                         };
                     }
@@ -49,6 +50,34 @@ fn rolls_equal_those_of_the_core() {
     }
 }
 
+// Case B44: a maximum too small for a scale gives the largest one, a maximum of zero none.
+#[test]
+fn a_tiny_amax_makes_a_finite_scale() {
+    let Some(rig) = rig() else { return };
+    let rule = ScaleRule::new(Fp8::E4M3, 0, AmaxAlgo::Max);
+    let (scale, history) = (rig.upload(&[1.0f32; 3]), rig.upload(&[1e-37, f32::from_bits(1), 0.0]));
+    rig.kernels.roll_scales(&rig.stream, &rule, 0..3, scale.span(), history.span(), None, None).unwrap();
+    assert_eq!(bits(&scale.read().unwrap()), [0x7F7F_FFFF, 0x7F7F_FFFF, 1.0f32.to_bits()]);
+}
+
+// Case B43, as far as there is no data parallelism: two stages of two replicas, whose maxima are 1 and 4, and 16 in both of the
+// other stage. Given the maximum over the replicas of their own stage, both have one scale, and that of their stage.
+#[test]
+fn replicas_roll_alike_from_the_maximum_of_their_stage() {
+    let Some(rig) = rig() else { return };
+    let rule = ScaleRule::new(Fp8::E4M3, 0, AmaxAlgo::Max);
+    for (staged, group, want) in [([1.0f32, 4.0], 4.0f32, 112.0f32), ([16.0, 16.0], 16.0, 28.0)] {
+        for own in staged {
+            let (scale, history) = (rig.upload(&[1.0f32]), rig.upload(&[own, 0.0]));
+            let reduced = rig.upload(&[group]);
+            let (cell, amax) = (history.span(), Some(reduced.span()));
+            rig.kernels.roll_scales(&rig.stream, &rule, 0..1, scale.span(), cell, amax, None).unwrap();
+            assert_eq!((scale.read().unwrap(), history.read().unwrap()), (vec![want], vec![0.0, group]));
+        }
+    }
+}
+
+// Case B43.
 #[test]
 fn a_reduced_amax_replaces_the_staged_one() {
     let Some(rig) = rig() else { return };

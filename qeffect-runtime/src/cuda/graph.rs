@@ -68,10 +68,7 @@ impl CudaDevice {
     /// Makes a list of commands a graph. Everything that its commands need is made first; nothing is carried out.
     pub(super) fn capture(&mut self, cmds: &[Cmd]) -> Result<GraphId> {
         const CALL: &str = "instantiate";
-        let units = units(cmds, &|buf| self.table.spec(buf).ok().map(BufSpec::elements));
-        let costs = units.iter().map(|unit| cost(unit, |buf| self.table.spec(buf))).collect::<Result<Vec<f64>>>()?;
-        let effects: Vec<Vec<Access>> = units.iter().map(|unit| unit.effects.clone()).collect();
-        let placed = place(&order(&effects), &costs, self.graphs.lanes.len());
+        let (units, placed) = self.placed(cmds)?;
         for Placed { index, lane, .. } in &placed {
             self.prepare(units[*index].cmd, *lane)?;
         }
@@ -91,6 +88,15 @@ impl CudaDevice {
         Ok(GraphId((self.graphs.made.len() - 1) as u32))
     }
 
+    /// A list in units, and the lanes that they go to.
+    fn placed<'a>(&self, cmds: &'a [Cmd]) -> Result<(Vec<Unit<'a>>, Vec<Placed>)> {
+        let units = units(cmds, &|buf| self.table.spec(buf).ok().map(BufSpec::elements));
+        let costs = units.iter().map(|unit| cost(unit, |buf| self.table.spec(buf))).collect::<Result<Vec<f64>>>()?;
+        let effects: Vec<Vec<Access>> = units.iter().map(|unit| unit.effects.clone()).collect();
+        let placed = place(&order(&effects), &costs, self.graphs.lanes.len());
+        Ok((units, placed))
+    }
+
     fn record(&self, units: &[Unit<'_>], placed: &[Placed], events: &[Option<CudaEvent>]) -> Result<Graph> {
         const CALL: &str = "instantiate";
         let lanes = &self.graphs.lanes;
@@ -108,5 +114,55 @@ impl CudaDevice {
             }
         }
         capture.end(&self.graphs.events).map_err(failed(CALL))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+    use qeffect_core::dtype::Dtype;
+    use qeffect_kernels::probe;
+
+    use super::*;
+    use crate::cmd::Operand;
+    use crate::device::Device;
+
+    /// Case B23: nothing is asked of the library while a list is captured, a product that was not planned is refused, and its
+    /// streams take work and captures after that.
+    #[test]
+    fn a_product_without_a_plan_is_refused_inside_a_capture() {
+        if !probe::gpus().is_ok_and(|gpus| gpus.iter().any(|gpu| gpu.arch().is_some())) {
+            return println!("skipped: no GPU");
+        }
+        let mut device = CudaDevice::with_lanes(0, 2).unwrap();
+        let [m, n, k] = [24, 40, 104];
+        let mut matrix = |name: &str, rows: usize, cols: usize| {
+            let buf = device.alloc(BufSpec::new(name, Dtype::Bf16, rows, cols)).unwrap();
+            device.write(buf, bytemuck::cast_slice(&vec![bf16::ONE; rows * cols])).unwrap();
+            buf
+        };
+        let (a, b, out) = (matrix("a", m, k), matrix("b", k, n), matrix("out", m, n));
+        let operand = |buf| Operand { buf, scale_inv: None, transposed: false };
+        let (a, b) = (operand(a), operand(b));
+        let cmds = [Cmd::Gemm { m, n, k, a, b, bias: None, out, accumulate: false, fast: false }];
+        let asked = |device: &CudaDevice| device.gpu.products().asked();
+        {
+            let before = asked(&device);
+            let (units, placed) = device.placed(&cmds).unwrap();
+            let error = device.record(&units, &placed, &[None]).unwrap_err().to_string();
+            assert!(error.contains("was not planned"), "{error}");
+            assert_eq!(asked(&device), before);
+        }
+        let graph = device.instantiate(cmds.to_vec()).unwrap();
+        {
+            let before = asked(&device);
+            let (units, placed) = device.placed(&cmds).unwrap();
+            device.record(&units, &placed, &[None]).unwrap();
+            assert_eq!(asked(&device), before);
+        }
+        device.launch(graph).unwrap();
+        let mut found = vec![bf16::ZERO; m * n];
+        device.read(out, bytemuck::cast_slice_mut(&mut found)).unwrap();
+        assert!(found.iter().all(|x| x.to_f32() == k as f32), "{found:?}");
     }
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
 pub mod how;
+pub mod line;
 pub mod one_layer;
 pub mod settings;
 pub mod sites;

@@ -5,7 +5,9 @@
 mod common;
 
 mod alone;
+mod cases;
 mod commands;
+mod ends;
 mod graphs;
 mod llama;
 mod observed;

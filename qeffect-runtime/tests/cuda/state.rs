@@ -3,7 +3,7 @@
 use qeffect_runtime::cuda::CudaDevice;
 use qeffect_runtime::device::Device;
 
-use crate::common::state_cases;
+use crate::common::{line, state_cases};
 use crate::rig::beside_others;
 
 fn gpu() -> Box<dyn Device> {
@@ -22,6 +22,20 @@ fn a_retained_tensor_carries_its_own_factor() {
 fn only_an_input_gradient_moves_the_backward_state() {
     let Some(_turn) = beside_others() else { return };
     state_cases::only_an_input_gradient_moves_the_backward_state(&gpu);
+}
+
+// Case B05.
+#[test]
+fn a_layer_that_a_microbatch_does_not_use_is_not_rolled_for_it() {
+    let Some(_turn) = beside_others() else { return };
+    line::a_layer_that_a_microbatch_does_not_use_is_not_rolled_for_it(&gpu);
+}
+
+// Case B10.
+#[test]
+fn transposed_weights_follow_the_optimizer_whichever_stage_begins() {
+    let Some(_turn) = beside_others() else { return };
+    line::transposed_weights_follow_the_optimizer_whichever_stage_begins(&gpu);
 }
 
 // Case B44.
