@@ -222,7 +222,7 @@ fn plans_that_break_the_contract_are_refused_before_the_action() {
         ("refresh0 0F0 0B0 reduce0 commit", Code::CommitWithWork, "begin refresh F0 I0 W0 reduce"), // not agreed
         ("refresh0 0F0 0B0 reduce0 agree", Code::CommitMissing, "begin refresh F0 I0 W0 reduce agree"),
         ("refresh0 0F0 0B0 reduce0 agree commit 0F0", Code::StaleCache, "begin refresh F0 I0 W0 reduce agree commit"),
-        ("0F0", Code::StaleCache, "begin"),
+        ("0F0", Code::StaleCache, "begin"), // case B08
         ("refresh0 0F0 refresh0", Code::RefreshMisplaced, "begin refresh F0"),
         ("refresh0 0F0 0F0", Code::ForwardRepeated, "begin refresh F0"),
         ("refresh0 0F0 0I0 0w0", Code::WorkBeforeInputGrad, "begin refresh F0 I0"),
