@@ -211,8 +211,10 @@ fn two_casts_of_one_window_fold_their_amax() {
     }
 }
 
+/// x/2 (1 + tanh u), written so that 1 and tanh u do not cancel.
 fn gelu(x: f64) -> f64 {
-    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+    let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+    x / (1.0 + (-2.0 * u).exp())
 }
 
 fn gelu_slope(x: f64) -> f64 {
