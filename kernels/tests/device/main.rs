@@ -4,6 +4,7 @@
 //! reference and a bound are stated.
 
 mod attention;
+mod bench;
 mod cast;
 mod elementwise;
 mod embedding;
