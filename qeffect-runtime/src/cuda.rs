@@ -30,7 +30,7 @@ use qeffect_kernels::pinned::Ring;
 use qeffect_kernels::{CudaStream, Error as KernelError};
 
 use crate::cmd::Cmd;
-use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId, Mark};
+use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId, Mark, Memory};
 use crate::error::Result;
 
 pub use dry::DryRun;
@@ -202,6 +202,13 @@ impl Device for CudaDevice {
 
     fn caps(&self) -> Caps {
         Caps { one_factor: !self.gpu.kernels.arch().has_block_scaled_products(), ..CAPS }
+    }
+
+    fn memory(&self) -> std::result::Result<Option<Memory>, DeviceError> {
+        let free =
+            self.free_bytes().map_err(|error| DeviceError::Failed { cmd: "memory", reason: error.to_string() })?;
+        let workspaces = self.scratch.iter().map(Scratch::bytes).sum();
+        Ok(Some(Memory { free, workspaces, lanes: self.scratch.len() }))
     }
 
     fn alloc(&mut self, spec: BufSpec) -> std::result::Result<Buf, DeviceError> {

@@ -98,13 +98,29 @@ impl GraphId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Mark(pub(crate) u32);
 
+/// What there is of a device's memory, for a session to be held against.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Memory {
+    /// Bytes that nobody has taken.
+    pub free: usize,
+    /// Bytes that the device has taken already for what its lanes work in: they are part of what a session takes.
+    pub workspaces: usize,
+    /// Lanes, each with a workspace.
+    pub lanes: usize,
+}
+
 /// Owner of buffers, executor of commands.
 pub trait Device: Send {
-    /// Its name, for messages and tables.
+    /// Its name, for messages and tables. Devices of one name share one memory.
     fn name(&self) -> &str;
 
     /// What it asks of buffers.
     fn caps(&self) -> Caps;
+
+    /// Its memory, if that has an end which it knows: a session that does not fit is then refused before it takes any.
+    fn memory(&self) -> Result<Option<Memory>, DeviceError> {
+        Ok(None)
+    }
 
     /// Makes a poisoned buffer: floats are NaN, other types have all bits but the first set. Never called in a replay.
     fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError>;

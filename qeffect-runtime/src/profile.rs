@@ -85,7 +85,7 @@ struct Watched {
 }
 
 impl Device for Watched {
-    crate::hand_on!(device: name caps alloc spec write read poison instantiate launch drop_graph);
+    crate::hand_on!(device: name caps memory alloc spec write read poison instantiate launch drop_graph);
 
     fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
         let start = Instant::now();

@@ -6,6 +6,7 @@
 //! go on.
 
 mod config;
+mod fit;
 mod footprint;
 mod ranks;
 mod report;
@@ -109,14 +110,27 @@ where
     ///
     /// # Errors
     ///
-    /// As [`Session::new`].
+    /// As [`Session::new`]. What does not fit into the memory of a rank's device, if that has an end
+    /// ([`Device::memory`]), is refused with the table of [`Footprint`] before anything is allocated there.
     pub fn with_devices(
         checked: Checked,
         stages: Vec<S>,
         config: SessionConfig,
         device: impl FnMut(Rank) -> Result<Box<dyn Device>>,
     ) -> Result<Session<S>> {
-        let session = Session::bound(checked, stages, config, device)?;
+        let devices = (0..checked.schedule.ranks).map(Rank).map(device).collect::<Result<Vec<_>>>()?;
+        let stages = Session::fitting_each(&checked, stages, config, &devices)?;
+        Session::apart(checked, stages, config, devices)
+    }
+
+    /// The same on devices that everything fits into. Every rank has one.
+    fn apart(
+        checked: Checked,
+        stages: Vec<S>,
+        config: SessionConfig,
+        devices: Vec<Box<dyn Device>>,
+    ) -> Result<Session<S>> {
+        let session = Session::bound(checked, stages, config, devices)?;
         let (route, mode) = (session.route.clone(), config.capture);
         session.on_all(move |state| state.capture(&route, mode))?;
         Ok(session)
@@ -126,7 +140,7 @@ where
     ///
     /// # Errors
     ///
-    /// As [`Session::new`].
+    /// As [`Session::with_devices`].
     pub fn on_one_device(
         checked: Checked,
         stages: Vec<S>,
@@ -134,11 +148,12 @@ where
         device: Box<dyn Device>,
     ) -> Result<Session<S>> {
         let mut device = SharedDevice::new(device);
-        let handle = device.clone();
+        let stages = Session::fitting_together(&checked, stages, config, &device)?;
+        let handles = (0..checked.schedule.ranks).map(|_| Box::new(device.clone()) as Box<dyn Device>).collect();
         if config.capture != CaptureMode::Step {
-            return Session::with_devices(checked, stages, config, move |_| Ok(Box::new(handle.clone())));
+            return Session::apart(checked, stages, config, handles);
         }
-        let mut session = Session::bound(checked, stages, config, move |_| Ok(Box::new(handle.clone())))?;
+        let mut session = Session::bound(checked, stages, config, handles)?;
         let traces = session.traces()?;
         let cmds = session.joint_step(&mut device, traces)?;
         let graph = device.instantiate(cmds)?;
@@ -171,14 +186,14 @@ where
         Ok(cmds)
     }
 
-    /// Everything but capture.
+    /// Everything but capture, on a device per rank.
     fn bound(
         checked: Checked,
         stages: Vec<S>,
         config: SessionConfig,
-        device: impl FnMut(Rank) -> Result<Box<dyn Device>>,
+        devices: Vec<Box<dyn Device>>,
     ) -> Result<Session<S>> {
-        let session = Session::ranks(checked, stages, config, device)?;
+        let session = Session::ranks(checked, stages, config, devices)?;
         session.on_all(move |state| {
             state.shard.init(config.seed)?;
             state.shard.prologue()

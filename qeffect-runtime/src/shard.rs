@@ -173,6 +173,11 @@ impl<S: Stage> Shard<S> {
         self.parts.iter().map(|part| (part.id, &part.stage))
     }
 
+    /// Gives the stages back. The shard is of no use any more.
+    pub(crate) fn take_stages(&mut self) -> Vec<(StageId, S)> {
+        std::mem::take(&mut self.parts).into_iter().map(|part| (part.id, part.stage)).collect()
+    }
+
     /// What a stage owns.
     pub fn spec(&self, stage: StageId) -> Result<&StageSpec> {
         Ok(self.part(stage)?.stage.spec())

@@ -115,23 +115,19 @@ pub fn run(config: &Config, checked: Checked) -> Result<Outcome> {
     })
 }
 
-/// A session on the device that was asked for, and how the device is introduced. Ranks that share a GPU are one list of it,
-/// and what does not fit into its memory is refused before anything is allocated.
+/// A session on the device that was asked for, and how the device is introduced. Ranks that share a GPU are one list of it.
 fn open(
     config: &Config,
     model: &GptConfig,
     checked: &Checked,
     session_config: SessionConfig,
 ) -> Result<(Session<GptStage>, String)> {
-    let stages = || model.stages(&model.split(checked.schedule.stages as usize)?);
+    let stages = model.stages(&model.split(checked.schedule.stages as usize)?)?;
     let choice = config.run.device.choose(&model.recipe)?;
     let device = introduction(choice.gpu.as_ref().map_or("cpu", Device::name), choice.passed_over.as_ref());
     let session = match choice.gpu {
-        Some(gpu) => {
-            Session::footprint(checked.clone(), stages()?, session_config)?.fits(gpu.free_bytes()?)?;
-            Session::on_one_device(checked.clone(), stages()?, session_config, Box::new(gpu))?
-        }
-        None => Session::new(checked.clone(), stages()?, session_config)?,
+        Some(gpu) => Session::on_one_device(checked.clone(), stages, session_config, Box::new(gpu))?,
+        None => Session::new(checked.clone(), stages, session_config)?,
     };
     Ok((session, device))
 }

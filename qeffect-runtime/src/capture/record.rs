@@ -121,7 +121,7 @@ impl Recorder {
 }
 
 impl Device for Recorder {
-    crate::hand_on!(device: name caps alloc spec instantiate launch drop_graph hold mark times);
+    crate::hand_on!(device: name caps memory alloc spec instantiate launch drop_graph hold mark times);
 
     fn issue(&mut self, cmd: &Cmd) -> Result<(), DeviceError> {
         match &self.trace {

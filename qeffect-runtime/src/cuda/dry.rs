@@ -9,11 +9,13 @@ use super::product;
 use super::scratch::Need;
 use super::{CAPS, LANES};
 use crate::cmd::Cmd;
-use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
+use crate::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId, Memory};
 
 /// A device that places buffers as a GPU does, and carries nothing out: reads give zeros. Clones count together.
 #[derive(Clone, Debug)]
 pub struct DryRun {
+    name: String,
+    caps: Caps,
     lanes: usize,
     specs: Vec<BufSpec>,
     counts: Arc<Mutex<Counts>>,
@@ -34,9 +36,15 @@ impl Default for DryRun {
 }
 
 impl DryRun {
-    /// Of a device with graphs of [`LANES`] lanes.
+    /// Of a GPU with block scales, with graphs of [`LANES`] lanes.
     pub fn new() -> DryRun {
-        DryRun { lanes: LANES, specs: Vec::new(), counts: Arc::default() }
+        let (name, specs, counts) = ("a GPU that only counts".to_owned(), Vec::new(), Arc::default());
+        DryRun { name, caps: CAPS, lanes: LANES, specs, counts }
+    }
+
+    /// Of a device like that one, which may be open already.
+    pub(crate) fn like(device: &dyn Device, memory: &Memory) -> DryRun {
+        DryRun { name: device.name().to_owned(), caps: device.caps(), lanes: memory.lanes, ..DryRun::new() }
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -63,11 +71,11 @@ impl DryRun {
 
 impl Device for DryRun {
     fn name(&self) -> &str {
-        "a GPU that only counts"
+        &self.name
     }
 
     fn caps(&self) -> Caps {
-        CAPS
+        self.caps
     }
 
     fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {

@@ -27,6 +27,13 @@ macro_rules! hand_on {
             self.$field.caps()
         }
     };
+    (@memory $field:ident) => {
+        fn memory(
+            &self,
+        ) -> ::core::result::Result<::core::option::Option<$crate::device::Memory>, $crate::device::DeviceError> {
+            self.$field.memory()
+        }
+    };
     (@alloc $field:ident) => {
         fn alloc(
             &mut self,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::{Buf, BufSpec, Caps, Device, DeviceError, GraphId, Mark};
+use super::{Buf, BufSpec, Caps, Device, DeviceError, GraphId, Mark, Memory};
 use crate::cmd::Cmd;
 
 /// A handle to a device. Clones lead to the same one; each knows the buffers that it has made itself.
@@ -85,6 +85,10 @@ impl Device for SharedDevice {
 
     fn caps(&self) -> Caps {
         self.caps
+    }
+
+    fn memory(&self) -> Result<Option<Memory>, DeviceError> {
+        self.with(|device| device.memory())
     }
 
     fn alloc(&mut self, spec: BufSpec) -> Result<Buf, DeviceError> {

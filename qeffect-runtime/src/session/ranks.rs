@@ -26,12 +26,12 @@ where
     S::Tape: Send,
     S::Work: Send,
 {
-    /// Ranks whose parameters have no values yet.
+    /// Ranks whose parameters have no values yet, on a device each.
     pub(super) fn ranks(
         checked: Checked,
         stages: Vec<S>,
         config: SessionConfig,
-        mut device: impl FnMut(Rank) -> Result<Box<dyn Device>>,
+        devices: Vec<Box<dyn Device>>,
     ) -> Result<Session<S>> {
         let recipe = common_recipe(&stages)?;
         let facts = RunFacts {
@@ -67,10 +67,10 @@ where
         }
         let route = Arc::new(Route::new(bound, fabric));
         let mut workers = Vec::with_capacity(parts.len());
-        for (rank, stages) in parts.into_iter().enumerate() {
+        for ((rank, stages), device) in parts.into_iter().enumerate().zip(devices) {
             let rank = Rank(rank as u32);
             let shard_config = ShardConfig { rank: rank.0, ..shard_config.clone() };
-            let mut shard = Shard::new(device(rank)?, stages, shard_config)?;
+            let mut shard = Shard::new(device, stages, shard_config)?;
             shard.tie(&ties, across)?;
             let mut state = RankState::new(rank, shard, &route.bound)?;
             if config.verify {

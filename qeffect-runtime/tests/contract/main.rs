@@ -8,6 +8,7 @@ mod common;
 mod bit_for_bit;
 mod capture;
 mod fast;
+mod fits;
 mod fuse;
 mod gradients;
 mod health;
