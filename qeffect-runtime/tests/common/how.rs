@@ -1,5 +1,8 @@
 //! Every way in which a session runs a step, every schedule of the library, and a model cut for each.
 
+use qeffect_core::action::{Item, Kind};
+use qeffect_core::check::{Options, check};
+use qeffect_core::ids::Rank;
 use qeffect_core::plan::{Checked, Op};
 use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::device::Device;
@@ -59,6 +62,7 @@ pub fn cut(stages: u32) -> &'static [usize] {
 }
 
 /// A schedule to be run, and the one that evaluates a model placed by it.
+#[derive(Clone)]
 pub struct Case {
     pub schedule: &'static str,
     pub checked: Checked,
@@ -109,4 +113,23 @@ pub fn weight_gradients_ascend(checked: &Checked, n: u32) -> bool {
         let group = node.microbatch.0 / n;
         last[node.stage.index()].replace(group).is_none_or(|last| last < group)
     })
+}
+
+/// The same schedule with R in front of the backwards of the chosen actions.
+pub fn with_recomputation(checked: &Checked, chosen: impl Fn(Item) -> bool) -> Checked {
+    let mut schedule = checked.schedule.clone();
+    let (mut items, mut starts) = (Vec::new(), vec![0]);
+    for rank in 0..schedule.ranks {
+        for item in schedule.rank(Rank(rank)) {
+            if matches!(item.kind, Kind::InputGrad | Kind::FullBackward) && chosen(*item) {
+                items.push(Item { kind: Kind::Recompute, ..*item });
+            }
+            items.push(*item);
+        }
+        starts.push(items.len() as u32);
+    }
+    assert!(items.len() > schedule.items.len());
+    (schedule.items, schedule.starts) = (items.into(), starts.into());
+    schedule.expects = Vec::new().into(); // of costs without R
+    check(schedule, &Options::AT_START).unwrap()
 }

@@ -8,6 +8,7 @@ pub mod settings;
 pub mod sites;
 pub mod spans;
 pub mod spoil;
+pub mod spoilt;
 pub mod state_cases;
 pub mod tap;
 

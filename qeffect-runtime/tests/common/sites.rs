@@ -1,34 +1,42 @@
 //! A device on which any command can be told to leave a NaN behind, in every mode: behind each stands a copy from a buffer
 //! of NaN that a flag lets happen.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
 
-use qeffect_core::bind::Gradients;
-use qeffect_core::code::Code;
 use qeffect_core::dtype::Dtype;
-use qeffect_core::plan::Checked;
-use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cmd::Cmd;
 use qeffect_runtime::cmd::fused::{Fused, Producer};
-use qeffect_runtime::data::Windows;
 use qeffect_runtime::device::{Buf, BufSpec, Caps, Device, DeviceError, GraphId};
-use qeffect_runtime::error::Error;
-use qeffect_runtime::gpt::{GptConfig, GptStage};
-use qeffect_runtime::optim::OptimConfig;
-use qeffect_runtime::session::{OnNonFinite, Session, SessionConfig};
 
-use super::batch;
-use super::spoil::{kept, output};
+use super::spoil::output;
 
-/// A kind of command, and what of it; nothing more where it has one output.
-pub type Site = (&'static str, &'static str);
+/// What one command writes for others to read.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Site {
+    /// The kind of command.
+    pub kind: &'static str,
+    /// What of it; nothing more where it has one output.
+    pub part: &'static str,
+    /// Of the rank that issues it or writes it down: other ranks may do so at the same time. 0 in a list of all ranks.
+    pub rank: u32,
+}
+
+/// The rank whose thread this is; 0 in the thread of a test, which does what is done for all of them.
+fn rank() -> u32 {
+    thread::current().name().and_then(|name| name.strip_prefix("rank ")?.parse().ok()).unwrap_or(0)
+}
 
 /// What a command writes for others to read.
 fn written(cmd: &Cmd) -> Vec<(Site, Buf)> {
+    let rank = rank();
+    let site = |kind, part| Site { kind, part, rank };
     match cmd {
-        Cmd::Fused(fused) => fused_outputs(fused).into_iter().map(|(what, buf)| ((fused.name(), what), buf)).collect(),
-        _ => output(cmd).map(|buf| ((cmd.name(), ""), buf)).into_iter().collect(),
+        Cmd::Fused(fused) => {
+            fused_outputs(fused).into_iter().map(|(part, buf)| (site(fused.name(), part), buf)).collect()
+        }
+        _ => output(cmd).map(|buf| (site(cmd.name(), ""), buf)).into_iter().collect(),
     }
 }
 
@@ -107,13 +115,9 @@ impl Sites {
         counts
     }
 
-    /// The first, a middle and the last of every kind.
-    pub fn targets(&self) -> Vec<(Site, usize)> {
-        let of = |(site, count): (Site, usize)| {
-            let mut places = vec![0, count / 2, count - 1];
-            places.dedup();
-            places.into_iter().map(move |place| (site, place))
-        };
+    /// Of every site, those of its places that are chosen when it is told how many there are.
+    pub fn targets(&self, places: fn(usize) -> Vec<usize>) -> Vec<(Site, usize)> {
+        let of = |(site, count)| places(count).into_iter().map(move |place| (site, place));
         self.counts().into_iter().flat_map(of).collect()
     }
 
@@ -202,73 +206,5 @@ impl Device for Open {
     }
     fn drop_graph(&mut self, graph: GraphId) -> Result<(), DeviceError> {
         self.sites().device.drop_graph(graph)
-    }
-}
-
-/// What is run, and how.
-pub struct Spoilt<'a> {
-    pub config: GptConfig,
-    pub checked: &'a Checked,
-    pub optim: OptimConfig,
-    pub gradients: Gradients,
-    pub capture: CaptureMode,
-    /// Whether commands are fused.
-    pub fused: bool,
-}
-
-impl Spoilt<'_> {
-    fn session(&self, on_nonfinite: OnNonFinite, device: Box<dyn Device>) -> Session<GptStage> {
-        let stages = self.config.stages(&[1, 1]).unwrap();
-        let (gradients, capture) = (self.gradients, self.capture);
-        let plain = SessionConfig::new(self.optim, self.config.tokens());
-        let config = SessionConfig { gradients, capture, on_nonfinite, verify: true, ..plain };
-        Session::on_one_device(self.checked.clone(), stages, config, device).unwrap()
-    }
-
-    fn batch(&self, step: u64) -> Vec<Windows> {
-        batch(&self.config, step, self.checked.schedule.microbatches)
-    }
-
-    /// The first, a middle and the last command of each kind leave a NaN behind, in a session that skips bad steps and in one
-    /// that stops there: nothing changes, and the next batch gives what it would have given without them. The kinds.
-    pub fn a_nan_anywhere_changes_nothing(&self, device: impl Fn() -> Box<dyn Device>) -> BTreeSet<Site> {
-        let mut clean = self.session(OnNonFinite::Skip, device());
-        for step in 0..3 {
-            clean.step(self.batch(step)).unwrap();
-        }
-        let after = clean.snapshot().unwrap();
-        let mut kinds = BTreeSet::new();
-        for policy in [OnNonFinite::Skip, OnNonFinite::Stop] {
-            let (device, sites) = Open::boxed(device(), self.fused);
-            let mut session = self.session(policy, device);
-            let arm = |target| sites.lock().unwrap().arm(target);
-            for step in 0..2 {
-                arm(None);
-                session.step(self.batch(step)).unwrap();
-            }
-            let before = kept(session.snapshot().unwrap());
-            let targets = sites.lock().unwrap().targets();
-            for target in targets {
-                let ((kind, part), place) = target;
-                let (capture, gradients) = (self.capture, self.gradients);
-                let what = format!("{capture}, {gradients:?}, {policy}: a NaN in {part} of {kind} {place}");
-                arm(Some(target));
-                match (session.step(self.batch(2)), policy) {
-                    (Ok(report), OnNonFinite::Skip) => assert!(report.skipped && report.epoch == 2, "{what}"),
-                    (Err(error), OnNonFinite::Stop) if kind == "write_tag" => {
-                        assert_eq!(error.code(), Some(Code::KeyMismatch), "{what}: {error}");
-                        assert!(error.to_string().contains("a slot holds stage "), "{what}: {error}");
-                    }
-                    (Err(Error::NotFinite { .. }), OnNonFinite::Stop) => {}
-                    (other, _) => panic!("{what}: {other:?}"),
-                }
-                assert!(kept(session.snapshot().unwrap()) == before, "{what} changed something");
-                kinds.insert((kind, part));
-            }
-            arm(None);
-            session.step(self.batch(2)).unwrap();
-            assert!(session.snapshot().unwrap() == after, "{}, {:?}, {policy}", self.capture, self.gradients);
-        }
-        kinds
     }
 }

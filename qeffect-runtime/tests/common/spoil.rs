@@ -84,6 +84,9 @@ pub const FUSED: &[&str] = &[
 ];
 
 /// Those of a Llama.
+pub const FUSED_OF_LLAMA: &[&str] = &["fused_rms_norm", "fused_swiglu", "fused_swiglu_grad", "fused_rms_norm_grad"];
+
+/// The commands of a Llama that [`output`] knows.
 pub const KINDS_OF_LLAMA: &[&str] = &[
     "embed",
     "rms_norm",

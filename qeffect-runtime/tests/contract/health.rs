@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use crate::common::batch;
-use crate::common::how::HOW;
+use crate::common::how::{HOW, with_recomputation};
 use crate::common::settings::{adamw, small};
 use crate::common::tap::Tap;
-use crate::recompute::with_recomputation;
 use half::bf16;
 use qeffect_core::dtype::Dtype;
 use qeffect_runtime::capture::CaptureMode;

@@ -8,10 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use crate::common::batch;
-use crate::common::how::{HOW, How};
-use crate::common::sites::Spoilt;
-use crate::common::spoil::{FUSED, KINDS, KINDS_OF_LLAMA, kept};
-use crate::recompute::with_recomputation;
+use crate::common::how::{HOW, How, with_recomputation};
+use crate::common::spoil::{KINDS, KINDS_OF_LLAMA, kept};
+use crate::common::spoilt::{Actions, Run};
 use crate::watched::{OPTIM, Watch, model, session};
 use qeffect_core::bind::Gradients;
 use qeffect_core::code::Code;
@@ -19,7 +18,7 @@ use qeffect_core::plan::Checked;
 use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cpu::CpuDevice;
 use qeffect_runtime::data::Windows;
-use qeffect_runtime::device::Caps;
+use qeffect_runtime::device::{Caps, Device};
 use qeffect_runtime::error::{Error, Result};
 use qeffect_runtime::gpt::{GptConfig, GptStage};
 use qeffect_runtime::llama::LlamaConfig;
@@ -247,14 +246,13 @@ fn stop_says_which_loss_was_not_finite() {
 #[test]
 fn a_nan_in_fused_commands_changes_nothing() {
     let caps = Caps { fp8_needs_transposes: true, fp8_multiple: 16, fuses: true, parallel: true, ..Caps::default() };
+    let device = || Box::new(CpuDevice::with_caps(caps)) as Box<dyn Device>;
+    let run = |actions, gradients| Run { actions, gradients, capture: CaptureMode::Step, fused: true };
     for gradients in [Gradients::Copied, Gradients::Direct, Gradients::Coalesced] {
-        let groups = if gradients == Gradients::Coalesced { 2 } else { 1 };
-        let checked = &zb_h1::<2, 4>().clone().coalesced(groups).unwrap();
-        let (config, capture) = (model(), CaptureMode::Step);
-        let spoilt = Spoilt { config, checked, optim: OPTIM, gradients, capture, fused: true };
-        let kinds = spoilt.a_nan_anywhere_changes_nothing(|| Box::new(CpuDevice::with_caps(caps)));
-        for kind in FUSED {
-            assert!(kinds.iter().any(|(name, _)| name == kind), "{gradients:?}: no {kind} in {kinds:?}");
-        }
+        run(Actions::Split, gradients).of_gpt(model(), OPTIM, device);
     }
+    run(Actions::Whole, Gradients::Coalesced).of_gpt(model(), OPTIM, device);
+    run(Actions::Again, Gradients::Direct).of_gpt(model(), OPTIM, device);
+    run(Actions::Split, Gradients::Copied).of_llama(model(), OPTIM, device);
+    run(Actions::Again, Gradients::Coalesced).of_llama(model(), OPTIM, device);
 }

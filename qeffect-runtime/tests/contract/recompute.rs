@@ -1,14 +1,12 @@
 //! Recomputation: the tape that R makes has the bytes that F's would have had, and nothing moves twice.
 
 use crate::common::batch;
-use crate::common::how::{HOW, How};
+use crate::common::how::{HOW, How, with_recomputation};
 use crate::common::settings::{TRANSPOSES, alone, small};
 use std::collections::BTreeMap;
 
-use qeffect_core::action::{Item, Kind};
 use qeffect_core::bind::Gradients;
-use qeffect_core::check::{Options, check};
-use qeffect_core::ids::{Microbatch, Rank, Stage as StageId};
+use qeffect_core::ids::{Microbatch, Stage as StageId};
 use qeffect_core::plan::Checked;
 use qeffect_core::token::Token;
 use qeffect_runtime::cpu::CpuDevice;
@@ -107,25 +105,6 @@ fn recomputed_tapes_change_no_bit() {
             assert!(fewer * 4 < bytes, "{recipe}: {fewer} bytes are held instead of {bytes}");
         }
     }
-}
-
-/// The same schedule with R in front of the backwards of the chosen actions.
-pub fn with_recomputation(checked: &Checked, chosen: impl Fn(Item) -> bool) -> Checked {
-    let mut schedule = checked.schedule.clone();
-    let (mut items, mut starts) = (Vec::new(), vec![0]);
-    for rank in 0..schedule.ranks {
-        for item in schedule.rank(Rank(rank)) {
-            if matches!(item.kind, Kind::InputGrad | Kind::FullBackward) && chosen(*item) {
-                items.push(Item { kind: Kind::Recompute, ..*item });
-            }
-            items.push(*item);
-        }
-        starts.push(items.len() as u32);
-    }
-    assert!(items.len() > schedule.items.len());
-    (schedule.items, schedule.starts) = (items.into(), starts.into());
-    schedule.expects = Vec::new().into(); // of costs without R
-    check(schedule, &Options::AT_START).unwrap()
 }
 
 /// Losses of every step, all state, bytes of seeds and of tapes by stage.

@@ -1,53 +1,92 @@
-//! A NaN that a command leaves behind, in every mode and placement, its commands fused or not: a bad step changes nothing.
+//! A NaN that a command leaves behind, in every kind of action, mode and placement, its commands fused or not, under `skip` and
+//! under `stop`: a bad step changes nothing.
 
 use qeffect_core::bind::Gradients;
 use qeffect_runtime::capture::CaptureMode;
 use qeffect_runtime::cuda::CudaDevice;
-use qeffect_runtime::gpt::GptConfig;
-use qeffect_schedules::zb_h1;
+use qeffect_runtime::device::Device;
 
-use crate::common::sites::Spoilt;
-use crate::common::spoil::{FUSED, KINDS};
+use crate::common::spoilt::{Actions, Run};
 use crate::rig::beside_others;
-use crate::sessions::in_groups;
 use crate::training::{OPTIM, RECIPES, model};
 
-/// The kinds that a NaN came from are all that are wanted.
-fn spoilt(gradients: Gradients, capture: CaptureMode, fused: bool, wanted: &[&str]) {
-    let config = GptConfig { layers: 2, ..model(RECIPES[0]) };
-    let checked = &in_groups(zb_h1::<2, 4>().clone(), gradients);
-    let spoilt = Spoilt { config, checked, optim: OPTIM, gradients, capture, fused };
-    let kinds = spoilt.a_nan_anywhere_changes_nothing(|| Box::new(CudaDevice::new(0).unwrap()));
-    println!("{capture}, {gradients:?}: {} kinds", kinds.len());
-    for kind in wanted {
-        assert!(kinds.iter().any(|(name, _)| name == kind), "{capture}, {gradients:?}: no {kind} in {kinds:?}");
+/// Every mode as lists are where a test looks at them, and as they are else: a whole step is fused.
+const WAYS: [(CaptureMode, bool); 4] =
+    [(CaptureMode::Eager, false), (CaptureMode::Action, false), (CaptureMode::Step, false), (CaptureMode::Step, true)];
+
+fn gpu() -> Box<dyn Device> {
+    Box::new(CudaDevice::new(0).unwrap())
+}
+
+macro_rules! a_nan_anywhere_changes_nothing {
+    ($($name:ident: $actions:ident, $gradients:ident;)*) => {
+        /// Of a GPT.
+        mod a_nan_anywhere_changes_nothing {
+            use super::*;
+            $(mod $name {
+                use super::*;
+
+                fn run(way: usize) {
+                    let Some(_turn) = beside_others() else { return };
+                    let (capture, fused) = WAYS[way];
+                    let run = Run { actions: Actions::$actions, gradients: Gradients::$gradients, capture, fused };
+                    run.of_gpt(model(RECIPES[0]), OPTIM, gpu);
+                }
+
+                #[test]
+                fn eager() {
+                    run(0);
+                }
+
+                #[test]
+                fn action() {
+                    run(1);
+                }
+
+                #[test]
+                fn step() {
+                    run(2);
+                }
+
+                #[test]
+                fn step_fused() {
+                    run(3);
+                }
+            })*
+        }
+    };
+}
+
+a_nan_anywhere_changes_nothing! {
+    split_copied: Split, Copied;
+    split_direct: Split, Direct;
+    split_coalesced: Split, Coalesced;
+    whole_copied: Whole, Copied;
+    whole_direct: Whole, Direct;
+    whole_coalesced: Whole, Coalesced;
+    again_copied: Again, Copied;
+    again_direct: Again, Direct;
+    again_coalesced: Again, Coalesced;
+}
+
+fn of_llama(actions: Actions, gradients: Gradients) {
+    let Some(_turn) = beside_others() else { return };
+    for (capture, fused) in WAYS {
+        Run { actions, gradients, capture, fused }.of_llama(model(RECIPES[0]), OPTIM, gpu);
     }
 }
 
 #[test]
-fn a_nan_anywhere_changes_nothing_where_gradients_are_copied() {
-    let Some(_turn) = beside_others() else { return };
-    CaptureMode::ALL.iter().for_each(|capture| spoilt(Gradients::Copied, *capture, false, KINDS));
+fn a_nan_in_a_llama_changes_nothing() {
+    of_llama(Actions::Split, Gradients::Copied);
 }
 
 #[test]
-fn a_nan_anywhere_changes_nothing_where_gradients_are_added_in_place() {
-    let Some(_turn) = beside_others() else { return };
-    CaptureMode::ALL.iter().for_each(|capture| spoilt(Gradients::Direct, *capture, false, KINDS));
+fn a_nan_in_a_llama_with_b_changes_nothing() {
+    of_llama(Actions::Whole, Gradients::Direct);
 }
 
 #[test]
-fn a_nan_anywhere_changes_nothing_where_gradients_are_coalesced() {
-    let Some(_turn) = beside_others() else { return };
-    let kinds = [KINDS, &["group_gemm"]].concat();
-    CaptureMode::ALL.iter().for_each(|capture| spoilt(Gradients::Coalesced, *capture, false, &kinds));
-}
-
-/// As lists are without a test that looks at them.
-#[test]
-fn a_nan_in_fused_commands_changes_nothing() {
-    let Some(_turn) = beside_others() else { return };
-    for gradients in [Gradients::Copied, Gradients::Coalesced] {
-        spoilt(gradients, CaptureMode::Step, true, FUSED);
-    }
+fn a_nan_in_a_llama_with_r_changes_nothing() {
+    of_llama(Actions::Again, Gradients::Coalesced);
 }
