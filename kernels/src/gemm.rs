@@ -228,6 +228,17 @@ impl Products {
         Ok(Plan { product, descriptor, algorithm, workspace, handle: self.handle.clone() })
     }
 
+    /// How many algorithms the library proposes for a product, at most eight, whatever [`Product::validate`] says of it.
+    pub fn offered(&mut self, product: &Product) -> Result<usize> {
+        self.context.bind_to_thread().map_err(|source| Error::Driver { call: "binding a context", source })?;
+        self.asked += 1;
+        match Descriptor::new(product, self.multiprocessors)?.proposals(self.handle.0, product, 8) {
+            Ok(proposals) => Ok(proposals.len()),
+            Err(Error::Product { .. }) => Ok(0),
+            Err(fault) => Err(fault),
+        }
+    }
+
     /// Runs a plan once on memory of its own, so that a later capture need not load its kernels. Never inside a capture.
     pub fn warm(&self, stream: &CudaStream, plan: &Plan) -> Result {
         let trial = Trial::new(&self.context, &plan.product, Purpose::Warm)?;

@@ -450,6 +450,56 @@ fn tokens_and_places_that_do_not_fit_are_refused() {
     plan.run(&rig.stream, &good, bench.workspace.span()).unwrap();
 }
 
+/// What the rules for products are taken from: the library on a Hopper GPU has algorithms for what they admit, and none for what
+/// they refuse.
+#[test]
+fn the_library_offers_what_is_taken_and_nothing_that_is_refused() {
+    let Some(rig) = rig() else { return };
+    if rig.kernels.arch() != Arch::SM_90A {
+        println!("skipped: the rules are those of Hopper GPUs");
+        return;
+    }
+    let plain = Product::fp8(64, 64, 64, Type::E4M3, Type::E4M3);
+    let blocks = |left, right| Product {
+        scaling: Scaling::Blocks { left, right },
+        ..Product::weight_gradient(256, 256, 256, Type::E5M2, Type::E4M3)
+    };
+    let (vector, square) = (BlockScale::Vector, BlockScale::Square);
+    let taken = [
+        plain,
+        Product { rows: 1, ..plain },
+        Product { rows: 8, ..plain },
+        Product { rows: 24, ..plain },
+        Product { depth: 16, ..plain },
+        Product { left: Type::E5M2, ..plain },
+        Product { right: Type::E5M2, ..plain },
+        Product { fast: true, bias: true, ..plain },
+        Product::weight_gradient(64, 64, 16, Type::E5M2, Type::E4M3),
+        blocks(vector, vector),
+        blocks(square, vector),
+        blocks(vector, square),
+    ];
+    let refused = [
+        Product { depth: 1, ..plain },
+        Product { depth: 8, ..plain },
+        Product { depth: 24, ..plain },
+        Product { left: Type::E5M2, right: Type::E5M2, ..plain },
+        Product { left_transposed: true, ..plain },
+        Product { right_transposed: true, ..plain },
+        Product { left_transposed: true, right_transposed: true, ..plain },
+        blocks(square, square),
+        Product { fast: true, ..blocks(vector, vector) },
+    ];
+    let mut bench = Bench::new(rig);
+    for (products, valid) in [(taken.as_slice(), true), (refused.as_slice(), false)] {
+        for product in products {
+            assert_eq!(product.validate().is_ok(), valid, "{product}");
+            let offered = bench.products.offered(product).unwrap();
+            assert_eq!(offered > 0, valid, "{product}: {offered} algorithms");
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     let Some(rig) = rig() else { return };
