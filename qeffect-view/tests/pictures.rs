@@ -185,8 +185,12 @@ fn trace_is_json_and_slices_add_up() {
     }
 }
 
-/// What a real browser makes of a page, opened with this fragment; `None` where there is no browser.
+/// What a real browser makes of a page, opened with this fragment; `None` where there is no browser. Frames are timers in it: on a
+/// busy machine a browser without a screen may come to its end before it has drawn one.
 fn dom(page: &str, fragment: &str) -> Option<String> {
+    const FRAMES: &str = "<script>requestAnimationFrame = draw => setTimeout(draw, 16);</script>";
+    let start = page.find("<head>").expect("a page has a head") + "<head>".len();
+    let page = [&page[..start], FRAMES, &page[start..]].concat();
     static PAGES: AtomicUsize = AtomicUsize::new(0);
     let found = ["chromium", "chromium-browser", "google-chrome"]
         .into_iter()
