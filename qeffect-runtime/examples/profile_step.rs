@@ -35,6 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         tokens: config.tokens(),
         rank: 0,
         ranks: 1,
+        lists: false,
         optim: OptimConfig { steps: STEPS + 1, ..OptimConfig::default() },
         norm: config.norm_plan()?,
     };

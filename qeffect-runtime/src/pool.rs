@@ -93,6 +93,11 @@ impl Pool {
         Pool { poison, regions: Regions::new(reuse), ..Pool::default() }
     }
 
+    /// From now on buffers are reused so.
+    pub fn reuse(&mut self, reuse: Reuse) {
+        self.regions.reuse(reuse);
+    }
+
     /// Every buffer that was ever leased: none of them means anything between steps.
     pub fn buffers(&self) -> impl Iterator<Item = Buf> {
         self.regions.free().chain(self.leases.keys().copied())

@@ -134,12 +134,9 @@ impl<S: Stage> Shard<S> {
             table: act("learning rates", master, steps, 3)?.buf,
             counter: act("commits", Dtype::U64, 1, 1)?.buf,
         };
-        // Enough for a few microbatches to be under way; tensors of a kind that is larger have a few buffers all the same.
-        let spare = 64 << 20;
-        let reuse = if device.caps().parallel { Reuse::Oldest { spare } } else { Reuse::Lowest };
         let mut shard = Shard {
             device,
-            pool: Pool::new(cfg!(debug_assertions), reuse),
+            pool: Pool::new(cfg!(debug_assertions), Reuse::Lowest),
             parts,
             run,
             order,

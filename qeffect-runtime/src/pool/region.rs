@@ -134,6 +134,10 @@ impl Regions {
         Regions { reuse, ..Regions::default() }
     }
 
+    pub fn reuse(&mut self, reuse: Reuse) {
+        self.reuse = reuse;
+    }
+
     pub fn free(&self) -> impl Iterator<Item = Buf> {
         [&self.tape, &self.work].into_iter().flat_map(|part| part.free.values().flatten()).map(|(_, buf)| *buf)
     }

@@ -17,7 +17,7 @@ pub struct Footprint {
     pub messages: usize,
     /// Workspaces of lanes, and the unused rest of allocations.
     pub device: usize,
-    /// What the first evaluation takes beside that, of every microbatch: logits have buffers of their own.
+    /// What the first evaluation takes beside that, of every microbatch: nothing, where it computes with what training does.
     pub evaluation: usize,
     /// What the search for algorithms takes at start, beside all of that, and gives back.
     pub search: usize,

@@ -10,6 +10,7 @@ use qeffect_core::plan::{Checked, Direction, Edge};
 use qeffect_core::recipe::Recipe;
 
 use super::{Session, SessionConfig};
+use crate::capture::CaptureMode;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::optim::NormPlan;
@@ -55,6 +56,7 @@ where
             data_parallel: 1,
             tokens: config.tokens,
             ranks: schedule.ranks,
+            lists: config.capture != CaptureMode::Eager,
             optim: config.optim,
             norm: NormPlan::new(params.map(|param| (param.path.as_str(), param.elements())))?,
         };

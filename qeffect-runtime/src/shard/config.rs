@@ -27,6 +27,8 @@ pub struct ShardConfig {
     pub rank: u32,
     /// Ranks of the pipeline: as many flags are agreed on.
     pub ranks: u32,
+    /// Whether its steps are made lists. Where commands of a list run in parallel, buffers are then reused late.
+    pub lists: bool,
     /// The optimizer.
     pub optim: OptimConfig,
     /// Partial sums of the whole model.

@@ -4,8 +4,9 @@ use super::Shard;
 use crate::capture::program::RollCount;
 use crate::capture::record::{Entry, Recorder, Trace};
 use crate::cmd::Cmd;
-use crate::device::Buf;
+use crate::device::{Buf, Device};
 use crate::error::Result;
+use crate::pool::Reuse;
 use crate::stage::{Role, Stage};
 
 impl<S: Stage> Shard<S> {
@@ -14,13 +15,20 @@ impl<S: Stage> Shard<S> {
         &mut self.device
     }
 
-    /// From now on commands are written down and not carried out.
+    /// From now on commands are written down and not carried out. If they are for a list whose commands run in parallel, buffers
+    /// are reused late; commands that are carried out one by one have no use for that.
     pub(crate) fn start_trace(&mut self) {
+        // Enough for a few microbatches to be under way; tensors of a kind that is larger have a few buffers all the same.
+        let spare = 64 << 20;
+        if self.config.lists && self.device.caps().parallel {
+            self.pool.reuse(Reuse::Oldest { spare });
+        }
         self.device.start();
     }
 
     /// What was written down. Everything that the host counted meanwhile is forgotten.
     pub(crate) fn stop_trace(&mut self) -> Trace {
+        self.pool.reuse(Reuse::Lowest);
         self.forget_rolls();
         self.parts.iter_mut().for_each(|part| part.grads.begin_step());
         self.device.stop()

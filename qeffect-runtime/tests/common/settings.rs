@@ -36,6 +36,7 @@ pub const fn alone(microbatches: u32, tokens: usize, optim: OptimConfig, norm: N
         tokens,
         rank: 0,
         ranks: 1,
+        lists: false,
         optim,
         norm,
     }

@@ -254,11 +254,13 @@ impl Run {
         footprint.bytes()
     }
 
-    /// A session that has taken a step.
+    /// A session that has taken steps: later ones take no more than the first.
     fn session(&self, device: Box<dyn Device>) -> Session<GptStage> {
         let mut session =
             Session::on_one_device(self.checked.clone(), self.stages(), self.session_config, device).unwrap();
-        session.step(batch(&self.config, 0, MICROBATCHES)).unwrap();
+        for step in 0..3 {
+            session.step(batch(&self.config, step, MICROBATCHES)).unwrap();
+        }
         session
     }
 }
@@ -278,6 +280,7 @@ fn bytes_are_predicted() {
     for config in [narrow, wide] {
         for (ranks, capture, gradients) in [
             (1, CaptureMode::Eager, Gradients::Copied),
+            (2, CaptureMode::Eager, Gradients::Coalesced),
             (1, CaptureMode::Step, Gradients::Direct),
             (2, CaptureMode::Action, Gradients::Coalesced),
             (2, CaptureMode::Step, Gradients::Coalesced),
@@ -309,8 +312,12 @@ fn predicted_bytes_are_what_the_driver_gives() {
         sequences: 1,
         ..model(RECIPES[0])
     };
-    for (ranks, gradients) in [(1, Gradients::Direct), (2, Gradients::Coalesced)] {
-        let run = Run::new(config, ranks, CaptureMode::Step, gradients);
+    for (ranks, capture, gradients) in [
+        (1, CaptureMode::Eager, Gradients::Coalesced),
+        (1, CaptureMode::Step, Gradients::Direct),
+        (2, CaptureMode::Step, Gradients::Coalesced),
+    ] {
+        let run = Run::new(config, ranks, capture, gradients);
         let predicted = run.predicted();
         assert!(predicted > 1 << 30, "{predicted}");
         if turn.is_none() {
