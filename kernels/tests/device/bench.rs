@@ -2,9 +2,9 @@
 
 use half::bf16;
 use qeffect_core::fp8::Fp8;
-use qeffect_kernels::Buffer;
 use qeffect_kernels::cache::Cache;
 use qeffect_kernels::gemm::{Matrix, Operands, Plan, Product, Products, Type, WORKSPACE};
+use qeffect_kernels::{Buffer, Span};
 
 use crate::rig::{Rig, bits, numbers, rounded};
 
@@ -38,6 +38,12 @@ impl Side {
     pub fn matrix(&self) -> Matrix {
         if self.of == Type::Bf16 { Matrix::Bf16(self.wide.span()) } else { Matrix::Codes(self.codes.span()) }
     }
+}
+
+/// Both sides with these scales, and no bias; the result is written and not added.
+pub fn operands(left: &Side, right: &Side, scales: [Option<Span<f32>>; 2], out: Matrix) -> Operands {
+    let [left_scale, right_scale] = scales;
+    Operands { left: left.matrix(), right: right.matrix(), left_scale, right_scale, bias: None, out, accumulate: false }
 }
 
 /// Small integers: every partial sum is exact in any order.
@@ -92,16 +98,9 @@ impl<'a> Bench<'a> {
         let start = numbers(3, product.rows * product.columns);
         let (alone, sum) = (self.rig.poisoned::<f32>(start.len()), self.rig.upload(&start));
         for (out, accumulate) in [(&alone, false), (&sum, true)] {
-            let operands = Operands {
-                left: left.matrix(),
-                right: right.matrix(),
-                left_scale: Some(scales[0].span()),
-                right_scale: Some(scales[1].span()),
-                bias: None,
-                out: Matrix::F32(out.span()),
-                accumulate,
-            };
-            self.run(&plan, &operands);
+            let scales = scales.map(|scale| Some(scale.span()));
+            let operands = operands(left, right, scales, Matrix::F32(out.span()));
+            self.run(&plan, &Operands { accumulate, ..operands });
         }
         let alone = alone.read().unwrap();
         let added: Vec<f32> = start.iter().zip(&alone).map(|(start, product)| start + product).collect();

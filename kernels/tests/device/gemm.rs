@@ -11,7 +11,7 @@ use qeffect_kernels::launch::cast::{Codes, Outputs, Transposed};
 use qeffect_kernels::launch::scale::Spread;
 use qeffect_kernels::{Buffer, arch::Arch};
 
-use crate::bench::{Bench, EXACT, FAST, Side, integers, reference, sizes};
+use crate::bench::{Bench, EXACT, FAST, Side, integers, operands, reference, sizes};
 use crate::rig::{BF16, bf16_bits, bits, close, floats, numbers, rig, within};
 
 fn transposed(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
@@ -40,13 +40,8 @@ fn exact_sums_equal_the_host_bit_for_bit() {
                 let plan = bench.plan(product);
                 let out = rig.poisoned::<bf16>(rows * columns);
                 let operands = Operands {
-                    left: left.matrix(),
-                    right: right.matrix(),
-                    left_scale: scale,
-                    right_scale: scale,
                     bias: with_bias.then(|| bias_buffer.span()),
-                    out: Matrix::Bf16(out.span()),
-                    accumulate: false,
+                    ..operands(&left, &right, [scale, scale], Matrix::Bf16(out.span()))
                 };
                 bench.run(&plan, &operands);
                 let with = |i: usize| want[i] + if with_bias { bias[i % columns].to_f64() } else { 0.0 };
@@ -58,15 +53,8 @@ fn exact_sums_equal_the_host_bit_for_bit() {
             let plan = bench.plan(product);
             let start = integers(4, rows * columns);
             let out = rig.upload(&start);
-            let mut operands = Operands {
-                left: left.matrix(),
-                right: right.matrix(),
-                left_scale: scale,
-                right_scale: scale,
-                bias: None,
-                out: Matrix::F32(out.span()),
-                accumulate: true,
-            };
+            let mut operands =
+                Operands { accumulate: true, ..operands(&left, &right, [scale, scale], Matrix::F32(out.span())) };
             bench.run(&plan, &operands);
             let sums: Vec<f32> = want.iter().zip(&start).map(|(sum, start)| *sum as f32 + start).collect();
             assert_eq!(bits(&out.read().unwrap()), bits(&sums), "{product}");
@@ -85,15 +73,7 @@ fn exact_sums_equal_the_host_bit_for_bit() {
             let base = Product::weight_gradient(rows, columns, depth, Type::Bf16, Type::Bf16);
             let plan = bench.plan(Product { left_transposed, right_transposed, ..base });
             let out = rig.poisoned::<f32>(rows * columns);
-            let operands = Operands {
-                left: left.matrix(),
-                right: right.matrix(),
-                left_scale: None,
-                right_scale: None,
-                bias: None,
-                out: Matrix::F32(out.span()),
-                accumulate: false,
-            };
+            let operands = operands(&left, &right, [None, None], Matrix::F32(out.span()));
             bench.run(&plan, &operands);
             assert_eq!(bits(&out.read().unwrap()), bits(&want), "{left_transposed} {right_transposed}");
         }
@@ -197,15 +177,8 @@ fn block_scales_apply_to_their_own_microbatch() {
         let plan = planned.unwrap();
         let (left_scale, right_scale) = (scales(left_kind, rows, factors[0]), scales(right_kind, columns, factors[1]));
         let out = rig.poisoned::<f32>(rows * columns);
-        let operands = Operands {
-            left: left.matrix(),
-            right: right.matrix(),
-            left_scale: Some(left_scale.span()),
-            right_scale: Some(right_scale.span()),
-            bias: None,
-            out: Matrix::F32(out.span()),
-            accumulate: false,
-        };
+        let operands =
+            operands(&left, &right, [Some(left_scale.span()), Some(right_scale.span())], Matrix::F32(out.span()));
         bench.run(&plan, &operands);
         let want: Vec<f32> = (0..rows * columns)
             .map(|i| {
@@ -302,15 +275,7 @@ fn replays_and_other_workspaces_give_the_same_bits() {
     let right = Side::new(rig, Type::E4M3, &numbers(2, columns * depth).iter().map(|x| x * 9.0).collect::<Vec<_>>());
     let (one, out) = (rig.upload(&[1.0f32]), rig.poisoned::<bf16>(rows * columns));
     let plan = bench.plan(Product { fast: true, ..Product::fp8(rows, columns, depth, left.of, right.of) });
-    let operands = Operands {
-        left: left.matrix(),
-        right: right.matrix(),
-        left_scale: Some(one.span()),
-        right_scale: Some(one.span()),
-        bias: None,
-        out: Matrix::Bf16(out.span()),
-        accumulate: false,
-    };
+    let operands = operands(&left, &right, [Some(one.span()), Some(one.span())], Matrix::Bf16(out.span()));
     bench.run(&plan, &operands);
     let eager = bf16_bits(&out.read().unwrap());
     let want = reference(rows, columns, depth, &left.values, &right.values);
@@ -388,15 +353,7 @@ fn a_product_without_a_plan_is_refused_inside_a_capture() {
     let (left, right) =
         (Side::new(rig, Type::E4M3, &integers(1, 48 * 112)), Side::new(rig, Type::E4M3, &integers(2, 80 * 112)));
     let (one, out, workspace) = (rig.upload(&[1.0f32]), rig.poisoned::<bf16>(48 * 80), rig.poisoned::<u8>(WORKSPACE));
-    let operands = Operands {
-        left: left.matrix(),
-        right: right.matrix(),
-        left_scale: Some(one.span()),
-        right_scale: Some(one.span()),
-        bias: None,
-        out: Matrix::Bf16(out.span()),
-        accumulate: false,
-    };
+    let operands = operands(&left, &right, [Some(one.span()), Some(one.span())], Matrix::Bf16(out.span()));
     plan.run(&lanes[0], &operands, workspace.span()).unwrap(); // loads the kernel, which a capture may not
     lanes[0].synchronize().unwrap();
     let capture = Capture::begin(&lanes, &events).unwrap();
